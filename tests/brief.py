@@ -27,7 +27,7 @@ def brief_reviews(part, count=None, *, words=4):
 
 
 def write_task(folder, *, skip=0):
-    """Write the task "mr" from brief reviews, and return its folder."""
+    """Write brief reviews as the files of the task "mr", and return their folder."""
     folder.mkdir(exist_ok=True)
     for part, left_out in (("train", 0), ("test", skip)):
         rows = [{"text": e.review, "label": e.sentiment} for e in brief_reviews(part)[left_out:]]

@@ -1,4 +1,4 @@
-"""Calls of `choose_program` with three programs of the label world."""
+"""Calls of `choose_program` with three programs from `label_world`."""
 
 from fakes import using
 from label_world import DEMOS, EXAMPLES, exact, student
@@ -14,7 +14,7 @@ def programs():
 
 
 def chosen(engine, candidates=None, metric=exact, trainset=EXAMPLES, **options):
-    """Return the choice among the candidates, or by default among `programs()`."""
+    """Choose one of `candidates`, or by default one of `programs()`."""
     options = {"num_threads": 1, "display_progress": False, **options}
     with using(engine, "fake/x"):
         return choose_program(programs() if candidates is None else candidates, metric, trainset, **options)

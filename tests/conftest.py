@@ -25,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 # Shells start background jobs with SIGINT ignored, but some tests need Ctrl-C to work.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Set no deadline, because the time per example depends on the load of the machine.
+# Set no deadline, because the time per example depends on the machine's load.
 settings.register_profile("plr_dspy", deadline=None, max_examples=50)
 settings.load_profile("plr_dspy")
 
 # Limit threads, because spinning threads would slow down all test processes.
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ["CI"] = "true"  # one thread for local models
+    os.environ["CI"] = "true"  # Local models then use one thread.
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 LOCAL_MODEL = ["test_cli", "test_completion", "test_end_to_end", "test_local"]
@@ -52,8 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Speed up tests: exclude imported objects from garbage collection, and reuse pydantic's schema of `str`.
 
-    Otherwise, DSPy builds this schema for each field of each demo in each prompt, which took a
-    seventh of the total time.
+    Otherwise, DSPy builds the schema again for each field of each demo in each prompt. This took
+    a seventh of the total time.
     """
     import pydantic
     from dspy.adapters import utils
@@ -91,7 +91,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run the tests of a file in one process, and all tests of the local model in one process.
+    """Run each file in one process. The files in `LOCAL_MODEL` share a process, like those in `CHILDREN`.
 
     `xdist_group` marks would do the same, but pytest 9.2 with xdist 3.8 ignores them.
     """

@@ -1,4 +1,4 @@
-"""Fake language models, whose answers depend on the demos and their order.
+"""Fake language models whose answers depend on the demos and their order.
 
 The models read the prompts that DSPy sends in its chat format, with ``[[ ## field ## ]]`` headers, and answer in
 the same format. Adapters, parsing and errors are therefore DSPy's own.
@@ -27,18 +27,18 @@ from dspy.clients.provider import Provider
 
 FIELD = re.compile(r"\[\[ ## (\w+) ## \]\]\n(.*?)(?=\n\n\[\[ ## |\n\nRespond with|\Z)", re.S)
 CHILDREN = multiprocessing.get_context("forkserver")
-"""A context whose child processes start with all slow imports done."""
+"""A context whose child processes start with all slow modules imported."""
 CHILDREN.set_forkserver_preload(["dspy", "litellm", "torch", "plr_dspy.optimizer.fewshot"])
 
 WANTED = re.compile(r"`\[\[ ## (\w+) ## \]\]`")
 
 
 class OrderSensitiveEngine:
-    """An engine whose accuracy increases with the share of demo pairs in ascending order of digests.
+    """An engine that is more accurate if more pairs of demos are in ascending order of their digests.
 
     Args:
-        answers: The correct answers by question.
-        at: Functions to call when calls begin, by call index.
+        answers: The correct answers, keyed by question.
+        at: Functions to run when calls begin, keyed by call index.
         mumbles: Returns whether the reply to a conversation is unparsable.
 
     Attributes:
@@ -100,7 +100,7 @@ class OrderSensitiveEngine:
 
 
 def ascending_share(numbers: list[float]) -> float:
-    """Return the share of pairs in ascending order, or 0.5 if there are no pairs."""
+    """Return the share of number pairs in ascending order, or 0.5 if there are no pairs."""
     pairs = list(itertools.combinations(numbers, 2))
     if not pairs:
         return 0.5
@@ -146,7 +146,7 @@ def questions(count: int, *, classes: int = 3) -> list[dspy.Example]:
 
 
 def student(demos: Any = 6, signature: str = "question -> answer", **config: Any) -> dspy.Predict:
-    """Return a predictor with these demos or, if `demos` is a number, with this number of questions as demos."""
+    """Return a predictor with `demos`. If `demos` is a number, show that many questions as demos."""
     program = dspy.Predict(signature, **config)
     program.demos = questions(demos) if isinstance(demos, int) else list(demos)
     return program
@@ -200,9 +200,9 @@ def two_predictors() -> Program:
 
 
 class CopyingEngine(OrderSensitiveEngine):
-    """An engine that copies the answer of the first demo whose question is like the input's.
+    """An engine that copies the answer of the first demo whose question is like the input's question.
 
-    By default, questions must be equal, apart from case and white space.
+    By default, the two questions must be equal, apart from case and whitespace.
 
     Attributes:
         copied: Number of calls in which a demo had the same question as the input.
@@ -285,7 +285,7 @@ def fake_lm(examples: list[dspy.Example]) -> tuple[dspy.LM, OrderSensitiveEngine
 
 
 class FineTuning(Provider):
-    """A provider of fine-tuned models, which have new names but give the same answers.
+    """A provider whose fine-tuned models have new names but give the same answers.
 
     Attributes:
         jobs: The conversations in each job's training data, as lists of message contents.
@@ -312,7 +312,7 @@ def exact_match(example: dspy.Example, prediction: Any, trace: Any = None) -> bo
 
 
 def scored(scorer: Any, orderings: Any, examples: Any) -> list[float]:
-    """Return each ordering's mean score on the examples that succeeded for at least one ordering."""
+    """Return each ordering's mean score on the examples that at least one ordering answered."""
     _, rows = scorer.table(orderings, examples)
     return [sum(row) / len(row) for row in rows]
 
@@ -326,7 +326,7 @@ def printed_with_other_hashes(code: str, *arguments: str) -> str:
 
 
 class LabelEngine:
-    """An engine that answers with labels, and returns log-probabilities of a few tokens like OpenAI.
+    """An engine that answers with labels, and returns log-probabilities of a few tokens, as OpenAI does.
 
     Args:
         labels: The labels.
@@ -336,10 +336,10 @@ class LabelEngine:
 
     Attributes:
         prompts: The texts of each request, in the order of requests.
-        asked: Number of log-probabilities that each request asked for.
-        at: Functions to call when calls begin, by call index.
+        asked: Number of log-probabilities per token that each request asked for, or None.
+        at: Functions to run when calls begin, keyed by call index.
         silent: Indices of calls whose replies have no log-probabilities.
-        mumbles: Returns whether the reply is not a label, given the demos and the input.
+        mumbles: Returns whether the reply contains no label, given the demos' texts and the input's.
         written: How often the engine wrote each text as a new input.
     """
 
@@ -387,7 +387,7 @@ class LabelEngine:
         return chat_response(said, prompt_tokens=self.prompt_tokens, logprobs=logprobs)
 
     def tops(self, texts: tuple[str, ...], wanted: list[str]) -> list[dict[str, float]]:
-        """Return the probabilities of tokens at each position of a reply, with the label in the last field."""
+        """Return the token probabilities at each position of a reply whose last field is the label."""
         *others, last = wanted
         p = zip(self.labels, self.probabilities(*self.shown(texts)), strict=True)
         before = [{f"[[ ## {name} ## ]]\nbecause\n\n": 1.0} for name in others]

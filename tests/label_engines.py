@@ -75,7 +75,7 @@ class Classifier(LabelEngine):
 
 
 def normal(text: str) -> float:
-    """Return a number for a text. The numbers of many texts have about a standard normal distribution."""
+    """Return a number for a text. Over many texts, the numbers are roughly standard normal."""
     return sum(digest(f"{text} {i}") for i in range(12)) - 6
 
 

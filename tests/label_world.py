@@ -1,4 +1,4 @@
-"""A classifier with log-probabilities, whose label bias depends on the order of demos."""
+"""A classifier that returns log-probabilities, and whose label bias depends on the demos' order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def two(z: float) -> list[float]:
 
 
 def probabilities(demos: list[str], text: str) -> list[float]:
-    """Return label probabilities that are biased towards the demos' labels, more so for later demos."""
+    """Return label probabilities biased towards the demos' labels. Later demos have more influence."""
     own = (1 if number(text) % 2 else -1) * 1.2 + 0.8 * normal(text)
     lean = 0
     for place, demo in enumerate(demos, start=1):

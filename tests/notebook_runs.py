@@ -35,7 +35,7 @@ def run_notebook(name: str, changes: dict[str, str]) -> str:
         warnings.simplefilter("ignore")
         try:
             for number, source in enumerate(code, start=1):
-                # An interactive syntax tree prints the values of expressions, like a notebook.
+                # In interactive mode, code prints the values of expressions, as a notebook does.
                 tree = ast.Interactive(ast.parse(source).body)
                 exec(compile(tree, f"{name}, cell {number}", "single"), namespace)
         finally:

@@ -30,7 +30,7 @@ def result(*args, **fields):
 
 
 def runs(method, counts, task="mr", num_demos=8, **fields):
-    """Return one run per seed. `counts` holds each run's number of correct answers to 20 examples."""
+    """Return a run for each seed. `counts` holds each run's number of correct answers to 20 examples."""
     results = []
     for seed, count in enumerate(counts, start=1):
         if count is not None:

@@ -46,11 +46,11 @@ class Request:
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A server that records each request, and answers the request with a function.
+    """A server that records each request, and answers it by calling `answer`.
 
     Attributes:
         requests: All requests so far.
-        released: An event that is set at the end, to release waiting requests.
+        released: An event that is set when the server stops, so that waiting requests can end.
     """
 
     daemon_threads = True

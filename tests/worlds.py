@@ -1,4 +1,4 @@
-"""Known scores of orderings, which need no program or model."""
+"""Orderings with known scores, so that tests need no program or model."""
 
 import math
 import zlib
@@ -13,7 +13,7 @@ ORDERINGS = list(OrderingSpace.of_sizes(4).enumerate())
 
 
 class TablePayer:
-    """A payer that takes scores from a table, in which NaN marks a failed call."""
+    """A payer that takes scores from a table. NaN marks a failed call."""
 
     def __init__(self, table, log=None):
         self.log = log or RunLog()
@@ -37,7 +37,7 @@ class TablePayer:
 
 
 def table(*, seed=0, num_examples=40, broken=()):
-    """Return scores of 0 and 1, with means that increase from the first ordering to the last."""
+    """Return scores of 0 and 1. Their expected means increase from the first ordering to the last."""
     chances = np.linspace(0.1, 0.9, len(ORDERINGS))[:, None]
     draws = np.random.default_rng(seed).random((len(ORDERINGS), num_examples))
     scores = (draws < chances).astype(float)

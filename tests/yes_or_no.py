@@ -1,4 +1,4 @@
-"""A program with chosen answers, examples of yes and no, and their evaluation."""
+"""A program with fixed answers, examples labeled "yes" or "no", and evaluations of programs."""
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError
@@ -13,7 +13,7 @@ YES_OR_NO = "number -> label: Literal['no', 'yes']"
 class Answering(dspy.Module):
     """A program that answers "yes" to the numbers in `yes`, and "no" to all others.
 
-    For the numbers in `unread`, the reply cannot be parsed. For those in `failing`, the call fails.
+    For the numbers in `unread`, replies cannot be parsed. For the numbers in `failing`, calls fail.
     """
 
     def __init__(self, yes, *, unread=(), failing=()):

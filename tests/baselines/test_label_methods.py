@@ -1,4 +1,4 @@
-"""LocalE, GlobalE, PDO and DEmO on tables of label probabilities, compared with their formulas in numpy."""
+"""LocalE, GlobalE, PDO and DEmO on tables of label probabilities, checked against their formulas in numpy."""
 
 import enum
 import itertools
@@ -18,7 +18,7 @@ from plr_dspy.labels.reader import NoProbabilities
 
 
 class Table:
-    """A task with known label probabilities for every order of its demos and every text."""
+    """A task whose label probabilities are known for every order of its demos and every text."""
 
     def __init__(self, *, num_labels=2, num_demos=4, num_texts=20):
         rng = np.random.default_rng(num_labels)
@@ -39,7 +39,7 @@ class Table:
     def probabilities(self, demos, text):
         """Return the label probabilities for a text.
 
-        An unknown text gets the probabilities of a known text, which is chosen by digest.
+        An unknown text gets the probabilities of the known text that its digest selects.
         """
         known = text in self.texts
         column = self.texts.index(text) if known else int(digest(text) * len(self.texts))
@@ -84,11 +84,11 @@ def entropy(p):
 
 
 class TestWinners:
-    """The winner among all orders. The original order comes first and wins ties."""
+    """The winner among all orders. The original order wins ties, because it comes first."""
 
     @pytest.mark.parametrize("setting", ["few-shot", "unlabelled", "prior"])
     def test_pdo(self, table, setting):
-        """By default, the prior consists of the label shares in the trainset."""
+        """The default prior is the share of each label in the trainset."""
         optimizer = PDO(exact, setting=setting, num_candidates=len(table.orders))
         train = table.examples[:14]
         chosen = table.chosen(optimizer, trainset=train, valset=table.examples[14:])
@@ -244,7 +244,7 @@ class TestInputs:
     def test_reuses_calls_of_another_seed_or_method_only_for_equal_prompts(
         self, earlier, kind, options, tmp_path
     ):
-        """Calls made with another seed or by another method are reused if prompt and input are the same."""
+        """Calls from a run with another seed or method are reused if the prompt and the input are the same."""
         before = Table(num_demos=3)
         resuming = Table(num_demos=3)
         fresh = Table(num_demos=3)

@@ -82,7 +82,7 @@ number = 3
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Return the current folder, with a program, examples and a fake local model."""
+    """Yield a new current folder with a program and examples, and use a fake local model."""
     monkeypatch.setattr(compiling, "local_lm", lambda route, **_: nullcontext(lm_of(PlainLabels(lean=0.5))))
     (tmp_path / "reviews_app.py").write_text(APP)
     rows = [dict(example) for example in brief_reviews("train", 24)]
@@ -117,7 +117,7 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
     assert len(program.demos) == 3
     first = Report.load("found.json")
     assert 0 < first.program_calls["total"] <= 60
-    assert cli.main(arguments) == 0, "it goes on from the folder"
+    assert cli.main(arguments) == 0, "the second run must resume from the folder"
     assert Report.load("found.json").program_calls["resumed"] == first.program_calls["total"]
     assert "3 of 3 demos in the order" in capsys.readouterr().out
     for path in ("found.json", "log"):
@@ -126,7 +126,7 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
         printed = capsys.readouterr().out
         assert f"{first.program_calls['total']:,} program calls" in printed
         for name in ("max_metric_calls", "calibrate=True"):
-            assert name not in printed, "advice names options"
+            assert name not in printed, "advice must name command-line options"
 
 
 def test_choose(folder, capsys):
@@ -175,7 +175,7 @@ def test_the_local_model_gets_plain_text_unless_adapter_is_passed(
         assert code == cli.FAILED
         assert "10 of 10 answers could not be parsed" in error
         assert "try an adapter other than ChatAdapter, such as PlainTextAdapter()" in error
-        assert engine.requests <= 2 * 10  # ChatAdapter asks again for JSON each time.
+        assert engine.requests <= 2 * 10  # ChatAdapter repeats each call to ask for JSON.
     else:
         assert code == 0
         assert "could not be parsed" not in error
@@ -211,7 +211,7 @@ def test_a_calibrated_program_is_saved(folder, capsys):
     ],
 )
 def test_metrics_over_a_set_have_names(folder, metric, name, capsys):
-    """The rows have columns that the program does not use."""
+    """The rows have a column of large integers that the program does not use."""
     assert cli.main(compile_arguments("--report", "found.json", "--train", "large.jsonl", metric=metric)) == 0
     report = Report.load("found.json")
     assert report.settings["metric"] == name
@@ -425,7 +425,7 @@ def test_evaluate_reads_the_rows_before_the_model_starts(folder, monkeypatch, ca
 
 
 def test_evaluate_by_several_metrics(folder, capsys):
-    """Several metrics score the same calls, with one table for each metric."""
+    """Several metrics score the same calls, and each metric has its own table."""
     names = ["reviews_app.py:accuracy", "mcc", "f1:positive"]
     assert cli.main(evaluate("--data", "train.jsonl", "--metric", *names)) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -706,7 +706,7 @@ def stopped(example, prediction, trace=None):
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch):
-    """Return the current folder, with a program that calls no model."""
+    """Create a new current folder with a program that calls no model."""
     (tmp_path / "offline_app.py").write_text(OFFLINE)
     rows = [{"question": f"q{n}", "answer": str(n)} for n in range(40)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -757,7 +757,7 @@ def test_a_closed_pipe_ends_the_command_quietly(offline, unbuffered):
 
 
 def test_commands_run_without_standard_output(monkeypatch):
-    """Python sets `sys.stdout` to None if standard output is closed at the start."""
+    """Python sets `sys.stdout` to None if standard output is closed when Python starts."""
     monkeypatch.setattr(sys, "stdout", None)
     with printing():
         pass

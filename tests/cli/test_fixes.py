@@ -1,4 +1,4 @@
-"""Messages on the command line, which name options instead of the arguments of Python functions."""
+"""Messages on the command line: they name options instead of arguments of Python functions."""
 
 import argparse
 import inspect

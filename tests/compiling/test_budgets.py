@@ -12,7 +12,7 @@ EXAMPLES = questions(60)
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Yield an engine whose calls take a second each."""
+    """Yield an engine, and patch the clock so that each call takes one second."""
     engine = engine_for(EXAMPLES)
     monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
     with dspy.context(lm=lm_of(engine)):
@@ -71,7 +71,7 @@ class TestTime:
         assert warned == (compared.num_candidates == 2)
 
     def test_several_short_runs_find_as_good_an_order_as_one_long_run(self, tmp_path, clock):
-        """Resume a compile run with a time limit several times from one log_dir."""
+        """A compile run with a time limit is resumed several times from the same `log_dir`."""
         whole = PLReorder(exact_match, max_metric_calls=400)
         whole.compile(student(), trainset=EXAMPLES)
         options = {"max_metric_calls": 400, "max_seconds": 120}
@@ -88,7 +88,7 @@ class TestTime:
         assert last.comparison.num_candidates == len(last.candidates) == 3
         assert last.comparison.chosen >= whole.report.comparison.original
         assert last.program_calls["total"] <= 400
-        # Each part made a final comparison, which left fewer calls for the search.
+        # The search had fewer calls, because each part also made a final comparison.
         assert len(last.history) >= 0.7 * len(whole.report.history)
 
 

@@ -1,4 +1,4 @@
-"""The finalists, and the choice among them."""
+"""The finalists and the choice among them."""
 
 import numpy as np
 import pytest
@@ -131,7 +131,7 @@ class TestChoice:
         assert low - 1e-6 <= gain <= high
 
     def test_a_finalist_that_trails_on_common_examples_is_probably_worse(self):
-        """Check that only the common examples count. The original leads on these, but not on all examples."""
+        """Only the common examples count. The original leads on the common examples, but not on all examples."""
         model = OrderingModel(OrderingSpace.of_sizes(4))
         finalists = ORDERINGS[:6]
         against = 0
@@ -154,7 +154,7 @@ class TestChoice:
         assert against > 5
 
     def test_evidence_and_comparison_of_known_scores(self):
-        """The scores on example 0 are equal, and examples 2 and 3 have a single score."""
+        """All scores on example 0 are equal, and examples 2 and 3 each have only one score."""
         scores = {"a": {0: 1.0, 1: 1.0, 2: 0.0}, "b": {0: 1.0, 1: 0.0}, "c": {1: 0.0, 3: 1.0}}
         counts = {"num_met": 2, "num_differing": 1, "num_compared": 2}
         assert count_evidence(scores, "a", "b") == Evidence(**counts)
@@ -169,8 +169,8 @@ class TestChoice:
         assert compared.interval == paired_interval([1.0, 0.0, 0.0, 0.0], num_comparisons=3)
         assert compared.expected_gain == 0.1
         assert compared.probability == 0.98
-        # The interval includes the observed gain, because the expected gain may be shrunk too much.
-        # The chosen score may be 0, so the gain may be 0, too.
+        # The interval extends to the observed gain, because the model may shrink the gain too strongly.
+        # The chosen score may be 0, so the interval also includes a gain of 0.
         assert compared.gain_interval == (0.0, 0.25)
 
     def test_the_minimum_probability_also_applies_to_the_calibrated_original(self):
@@ -178,7 +178,7 @@ class TestChoice:
         assert [choose(finalists, min_probability=least) for least in (0.6, 0.9)] == [1, 0]
 
     def test_few_differing_scores_limit_the_probability_of_a_gain(self):
-        """The scores differ on only five of 80 examples."""
+        """The scores differ on only 5 of 80 examples."""
         original = ORDERINGS[0]
         best = ORDERINGS[10]
         model = OrderingModel(OrderingSpace.of_sizes(4))
@@ -195,18 +195,18 @@ class TestChoice:
 
 
 class TestOwnPrograms:
-    """The original, one of the user's programs, and an ordering of the search are scored on 40 examples."""
+    """Choices among the original, one of the user's programs and a searched ordering, on 40 examples."""
 
     ORIGINAL = ORDERINGS[0]
     OWN = WholeProgram(0, "theirs")
     SEARCHED = ORDERINGS[5]
 
     def decided(self, own, searched, *, min_probability=None):
-        """Return the decision.
+        """Return the decision among the three candidates.
 
         Args:
-            own: How many incorrect and correct answers of the original the user's program changes.
-            searched: The same for the ordering.
+            own: Numbers of the original's incorrect and correct answers that the user's program changes.
+            searched: Numbers of these answers that the searched ordering changes.
             min_probability: The minimum probability of a gain.
         """
         space = OrderingSpace(OrderingSpace.of_sizes(4).kinds, programs=(self.OWN,))

@@ -9,10 +9,10 @@ from landscapes import OwnEffectsLandscape
 from replay import Pool, compile_with
 
 BUDGETS = {"light": 400, "logprobs": 100, "calibrated": 100, "paper": None, "top-k": 1_000}
-"""Program calls by mode. Compiles with log-probabilities make fewer calls, because they have more and slower rounds."""
+"""Program calls by mode. There are fewer with log-probabilities, because rounds are slower and more numerous."""
 
 LEANING = partial(OwnEffectsLandscape, common=1.0, own=0.3, leaning=True)
-"""Each order is biased towards a label, and every order is right on half of the new examples, calibrated or not."""
+"""Orders are biased towards a label. With or without calibration, each is right on half of the new examples."""
 
 
 class TestNothingToFind:
@@ -30,7 +30,7 @@ class TestNothingToFind:
         ],
     )
     def test_a_gain_is_seldom_claimed_and_no_score_is_lost(self, world, num_demos, num_pool, mode):
-        """In 5 compiles, two false claims occur by chance with a probability of 8%."""
+        """By chance, at least two of 5 compiles make a false claim with a probability of 8%."""
         outcomes = []
         changes = []
         for seed in range(5):

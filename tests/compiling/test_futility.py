@@ -34,7 +34,7 @@ def compile_with(engine, metric=exact_match, program=None, **options):
 
 
 def engine(share=0.0):
-    """Return a model whose replies to a share of the questions cannot be parsed."""
+    """Return a model that gives unparsable replies to a fraction `share` of the questions."""
     return engine_for(EXAMPLES, mumbles=lambda texts: digest(texts[-1]) < share)
 
 
@@ -46,7 +46,7 @@ def test_a_warning_is_logged_if_most_answers_cannot_be_parsed(caplog):
 
 
 class TestEnoughCalls:
-    """The number of calls that the check needs for a conclusion."""
+    """The number of calls that the futility check needs to reach a conclusion."""
 
     def said(self, cells, *, num_train=1_000, **options):
         payer = TablePayer(None)
@@ -85,7 +85,7 @@ class TestEnoughCalls:
         assert not self.said(cells)
 
     def test_unparsable_answers_raise_an_error(self):
-        """A single parsable answer of an order may be chance, but two are enough to continue."""
+        """One parsable answer may be chance, but a second one of the same order lets the run continue."""
         orderings = ["order 0", "order 1", "order 2", "order 3"]
         cells = itertools.product(orderings, range(10))
         unread = dict.fromkeys(cells, CallRecord(None, WRONG))
@@ -167,7 +167,7 @@ def test_a_student_without_demos_gets_demos_only_if_they_help(without):
     for text in (str(report), repr(report)):
         assert ("your program is kept" in text) == without
     shown = re.findall(r"  demo (\d): ", report.details())
-    # The prompts show the chosen order.
+    # The details list the demos in the chosen order.
     assert list(map(int, shown)) == report.slots[0].ordering
     assert len(shown) == len(compiled.demos)
     assert f"{len(shown) or 'none'} of 8 demos" in report.details()

@@ -14,7 +14,7 @@ def mean_score(world, way):
 
 
 DEMOS_ALONE = ("helps", "demos")
-"""A search for demos alone. The world "hurts" has other instructions, but the same result of this search."""
+"""A search for demos alone. Its result also holds in the world "hurts", where only the instructions differ."""
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ DEMOS_ALONE = ("helps", "demos")
     ],
 )
 def test_a_joint_search_is_about_as_good_as_the_best_separate_search_or_better(world, parts, least):
-    """`parts` are the separate searches that may be the best in this world."""
+    """`parts` lists the separate searches that may be the best in this world."""
     assert mean_score(world, "all") > max(mean_score(*part) for part in parts) + least
 
 

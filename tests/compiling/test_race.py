@@ -22,8 +22,8 @@ class Raced:
     """A race of orderings, some of which were scored before.
 
     Args:
-        payer: Makes all calls.
-        searched: Orderings that were scored before.
+        payer: The payer that makes all calls.
+        searched: Orderings that were scored before the race.
         original: The ordering that the winners are compared with. It is always scored.
     """
 
@@ -114,7 +114,7 @@ class TestRace:
     def test_a_resumed_race_makes_the_same_calls(self, num_calls, num_known, num_new, paid, failing):
         scores = table()
         entrants = ORDERINGS[: num_known + num_new]
-        # Let only calls on later examples fail, because a compile ends if half the first calls fail.
+        # Let only calls on later examples fail, because a compile ends if half of the first calls fail.
         some = scores[:, 20:]
         some[np.random.default_rng(paid).random(some.shape) < 0.4 * failing] = np.nan
         payer = TablePayer(scores)
@@ -137,7 +137,7 @@ class TestRace:
         assert counts[5 + joining :] == [0] * (10 - joining)
 
     def test_the_estimates_decide(self):
-        """Let the estimates contradict the scores. The first ordering has no estimate, so it cannot win."""
+        """The estimates contradict the scores. The first ordering has no estimate, so it cannot win."""
         seen = []
 
         def estimate(scores):
@@ -182,7 +182,7 @@ class TestRace:
 
 
 class TestCompilation:
-    """Compile runs with 30 train examples, and 10 examples for the final comparison."""
+    """Compile runs with 30 train examples and 10 examples for the final comparison."""
 
     def ended(self, scores, *, original=ORDERINGS[0], num_calls=500, most=10_000):
         payer = TablePayer(scores)

@@ -31,7 +31,7 @@ def with_demos(number=3):
 
 
 def optimize(make_optimizer):
-    """Return a function that compiles a program, and returns its new demos and the number of calls."""
+    """Return a function that compiles a program and returns the compiled demos and the numbers of calls."""
 
     def compiled_demos(rows, **options):
         optimizer = make_optimizer()
@@ -111,7 +111,7 @@ def test_inferred_inputs():
     assert inputs_of(optional, "question", "context", "answer") == {"question", "context"}
     assert inputs_of(Wrapped(), "question", "answer") == {"question"}
     any_inputs = Program(answer=dspy.Predict("question -> answer"))
-    assert inputs_of(any_inputs, "question", "answer") == {"question"}, "the inputs of the first predictor"
+    assert inputs_of(any_inputs, "question", "answer") == {"question"}, "must be the first predictor's inputs"
     assert inputs_of(WithOptionalContext(), "question", "answer") == {"question"}
     assert inputs_of(WithOptionalContext(), "question", "context", inputs=["question", "context"]) == {
         "question",

@@ -1,4 +1,4 @@
-"""Loading of files and of data sets on the hub: cells, errors, and no leftover files."""
+"""Loading of files and of data sets on the hub: cell values, errors and leftover files."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ CELLS = [
 
 
 def save(path, cells):
-    """Write a file of rows, each with an input and a cell as its label."""
+    """Write one row for each cell, with the cell as its label, and return the rows."""
     rows = [{"text": f"row {number}", "label": cell} for number, cell in enumerate(cells)]
     if path.suffix == ".parquet":
         Dataset.from_list(rows).to_parquet(path)
@@ -162,7 +162,7 @@ def test_invalid_split_names(name):
 
 
 def test_loading_splits_from_the_hub(tmp_path, monkeypatch):
-    """Load a local folder with the data set's name, which `datasets` does without a network."""
+    """The split is in a local folder with the data set's name, so `datasets` needs no network."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "owner" / "reviews"
     folder.mkdir(parents=True)

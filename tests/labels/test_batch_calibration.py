@@ -1,4 +1,4 @@
-"""`BatchCalibration`: calibrations, choices by labels, calls, and errors for invalid arguments."""
+"""`BatchCalibration`: calibrations, choices based on labels, calls, and errors for invalid arguments."""
 
 import itertools
 import math
@@ -55,7 +55,7 @@ def centred(values):
 
 
 def table_of(probabilities, texts):
-    """Return the label probabilities, with a row for each text."""
+    """Return a table of the label probabilities, with a row for each text."""
     rows = map(probabilities, texts)
     return np.array([[row["negative"], row["positive"]] for row in rows])
 
@@ -130,14 +130,14 @@ class TestOffsets:
         first, *others = map(calibration_of, (right, wrong, nonsense, inputs(20)))
         for other in others:
             assert other.shares == first.shares
-            # Offsets are not exactly equal, because terms are summed in another order.
+            # Offsets are not exactly equal, because their terms are summed in a different order.
             assert other.offsets == pytest.approx(first.offsets)
 
 
 def world(seed, rare, lean):
-    """Return a trainset with a share `rare` of negative texts, label probabilities, and the true labels.
+    """Return a trainset, and functions that return a text's label probabilities and its true label.
 
-    The label probabilities are biased towards "positive" by `lean`.
+    A share `rare` of the texts is negative. The probabilities are biased towards "positive" by `lean`.
     """
 
     def right(text):
@@ -206,7 +206,7 @@ class TestChoiceByLabels:
         ],
     )
     def test_scores_are_cross_validated(self, answer):
-        """Check that no input's own reply affects the calibration of that input."""
+        """The reply to an input must not affect the calibration that is applied to this input."""
         program = Program(lambda self, text: answer(self.step(text=text)), step=student())
         trainset = labeled(20, lambda i: LABELS[i > 2])
 
@@ -222,7 +222,7 @@ class TestChoiceByLabels:
 
     @pytest.mark.parametrize("fallback", [True, False])
     def test_unparsable_replies_count_in_the_students_score(self, fallback):
-        """A third of the replies are unparsable. With `fallback`, ChatAdapter retries such replies."""
+        """A third of the replies are unparsable. With `fallback`, ChatAdapter repeats these calls."""
         trainset, probabilities, _ = world(1, 0.5, 0.0)
         engine = Classifier(probabilities, unreadable=lambda text: number(text) % 3 == 0)
         optimizer = BatchCalibration(num_inputs=150, num_threads=1, display_progress=False)
@@ -266,7 +266,7 @@ class TestChoiceByLabels:
         assert scores["as it is"] == scores["always 'positive'"] == 24 / 32
 
     def test_in_a_tie_the_program_stays_uncalibrated(self):
-        """Check a model that always gives the correct label a high probability."""
+        """The model is always right, so calibration cannot improve its score."""
         trainset, _, right = world(2, 0.2, 0.0)
         engine = Classifier(lambda text: dict.fromkeys(LABELS, 0.01) | {right(text): 0.99})
         program = calibrate(engine, trainset=trainset)

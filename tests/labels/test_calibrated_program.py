@@ -25,7 +25,7 @@ def positive(text="good"):
 
 class TestAnswers:
     def test_the_answer_has_the_largest_calibrated_probability(self):
-        """Without a calibration, predictions have probabilities, but answers stay unchanged."""
+        """Without a calibration, predictions still have probabilities, but the answers stay unchanged."""
         prediction = ask(positive(), CalibratedProgram(student(), TOWARDS_NEGATIVE))
         assert prediction.label == "negative"
         odds = 0.2 / 0.8 * 2.718281828**10
@@ -61,7 +61,7 @@ class TestAnswers:
         assert engine.asked == [20]
 
     def test_unparsable_replies_with_several_outputs_are_errors(self):
-        """ChatAdapter still retries the call."""
+        """Calibration does not prevent ChatAdapter from retrying the call."""
         engine = positive()
         bare = positive()
         engine.unreadable = bare.unreadable = lambda text: True

@@ -1,4 +1,4 @@
-"""Calibration after other optimizers, which themselves reject calibrated students."""
+"""Calibration after other optimizers, and the errors of other optimizers for calibrated students."""
 
 import pytest
 from fakes import LabelEngine, Program, using

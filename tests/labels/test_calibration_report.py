@@ -15,7 +15,7 @@ LEANING = leaning(LABELS, 2.0)
 
 
 def labeled(count, *, num_negative, first=0):
-    """Return examples, of which the first `num_negative` are negative."""
+    """Return `count` examples. The first `num_negative` of them are negative."""
     texts = [f"text {i}" for i in range(first, first + count)]
     labels = np.repeat(["negative", "positive"], [num_negative, count - num_negative]).tolist()
     pairs = zip(texts, labels, strict=True)
@@ -95,7 +95,7 @@ def test_answers_that_stay_unchanged():
 
 
 def test_counts_the_examples(caplog):
-    """Check that duplicates, unlabeled examples, and examples used as demos are ignored."""
+    """Duplicates, unlabeled examples and examples used as demos are not among the inputs."""
     distinct = labeled(60, num_negative=20)
     without = [example.without("label").with_inputs("text") for example in distinct[-5:]]
     program = student()

@@ -1,4 +1,4 @@
-"""A metric's scores of labels without LM calls, and the log-probabilities that a search learns from."""
+"""A metric's scores for labels, found without LM calls, and the log-probabilities for a search."""
 
 import itertools
 from typing import Literal
@@ -74,7 +74,7 @@ class TestMetricsThatCallAModel:
         ids=["all", "first", "every second", "together"],
     )
     def test_are_detected_by_their_duration(self, monkeypatch, durations, seconds, asked):
-        """A metric is fast enough even if its first call is slow."""
+        """A slow first call does not make a metric too slow."""
         starts_and_ends = itertools.chain.from_iterable((0, duration) for duration in durations)
         now = iter([*starts_and_ends])
         calls = []

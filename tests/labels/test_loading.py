@@ -79,7 +79,7 @@ def larger(part):
 class TestPartsOfLargerPrograms:
     def test_are_saved_and_loaded_by_dspy_itself(self, lm, tmp_path):
         outer = larger(calibrated())
-        outer.part._compiled = True  # Optimizers set this mark, and DSPy does not save marked modules.
+        outer.part._compiled = True  # Optimizers set this flag, and DSPy does not save flagged modules.
         outer.save(tmp_path / "outer.json")
         loaded = larger(CalibratedProgram(student()))
         loaded.load(tmp_path / "outer.json")
@@ -92,7 +92,7 @@ class TestPartsOfLargerPrograms:
             load_program(larger(CalibratedProgram(student())), tmp_path / "outer.json")
 
     def test_that_were_compiled_separately_need_the_fix_in_the_error(self, tmp_path):
-        """Check the error for compiled parts, which DSPy omits from a larger program's file."""
+        """DSPy omits compiled parts from a larger program's file, so loading the file is an error."""
         part = dspy.Module()
         plain = dspy.Module()
         part.step = dspy.LabeledFewShot(k=2).compile(student(), trainset=EXAMPLES)

@@ -1,4 +1,4 @@
-"""Label log-probabilities read from a program's own calls, whose answers must not change."""
+"""Label log-probabilities that are read from a program's own calls without changing the answers."""
 
 import asyncio
 import math
@@ -101,7 +101,7 @@ class TestReading:
         ("alternatives", "kind", "expected"),
         [
             ({"yes": 0.9, "no": 0.09, "the": 0.01}, Literal["no", "yes", "mixed"], [0.09, 0.9, 0.01]),
-            # Servers return -9999 for a probability of 0.
+            # Servers return a log-probability of -9999 for a probability of 0.
             ({"positive": 1.0, "negative": 0.0}, KIND, [math.exp(module.MIN_LOGPROB), 1.0]),
         ],
         ids=["not among the likeliest tokens", "probability of 0"],
@@ -233,10 +233,10 @@ IN_PLAIN["top_logprobs"] = [tokens(LIKELY)]
 
 
 def provider(refuses=0):
-    """Run a server that replies " positive" with alternatives, in the format of the requested endpoint.
+    """Run a server that replies " positive", with log-probabilities if a request asks for them.
 
     Args:
-        refuses: HTTP status of the error if a request asks for log-probabilities, or 0 for no error.
+        refuses: HTTP status of the error for requests that ask for log-probabilities, or 0 for no error.
     """
 
     def answer(request):
@@ -270,7 +270,7 @@ class TestOverHTTP:
         return readings
 
     def test_replies_are_cached_only_on_disk_if_there_is_a_disk_cache(self, route, monkeypatch):
-        """Check the memory cache, because a reply of 150 tokens would take 3 MB there."""
+        """With a disk cache, the memory cache stores no reply: a reply of 150 tokens would take 3 MB."""
         before = set(dspy.cache.memory_cache)
         with provider() as server:
             lm = lm_of(server, route, cache=True)
@@ -329,7 +329,7 @@ class TestFromAlternatives:
             (["1", "2"], {" ": 0.8}, {" ": {"1": 0.5, "2": 0.25}}, [0.4, 0.2]),
             (
                 ["number", "number theory"],
-                {"": 0.9, " number": 0.1},  # For llama.cpp, an empty token ends the text.
+                {"": 0.9, " number": 0.1},  # In llama.cpp, an empty token marks the end of the text.
                 {" number": {"": 0.9, " theory": 0.1}},
                 [0.09, 0.01],
             ),
@@ -341,7 +341,7 @@ class TestFromAlternatives:
 
     @given(st.data())
     def test_is_exact_if_every_token_is_known(self, data):
-        """Compare with the product of the probabilities of a label's letters and its end."""
+        """A label's exact probability is the product of the probabilities of its letters and its end."""
         labels = data.draw(
             st.lists(st.text("abc", min_size=1, max_size=4), min_size=2, max_size=6, unique=True)
         )

@@ -1,4 +1,4 @@
-"""Ties of label probabilities: a search must score the answers that the calibrated program gives."""
+"""Ties between label probabilities: a search must score the answers of the calibrated program."""
 
 from typing import Literal
 
@@ -37,7 +37,7 @@ class TieWorld:
     Args:
         lean: Standard deviation of the labels' log-probabilities. If it is 0, all labels tie.
         noise: Standard deviation of the differences between inputs.
-        missing: "always" or "sometimes" if the first label is missing from the likeliest tokens, or None.
+        missing: How often the first label is missing from the likeliest tokens. None means never.
         shares: The label shares to which answers are calibrated, or "none" for uncalibrated answers.
     """
 
@@ -62,7 +62,7 @@ class TieWorld:
         }[shares]
 
     def fit(self):
-        """Return the scores of uncalibrated answers, and the model fitted to them."""
+        """Return the scores of the uncalibrated answers, and a model fitted to these scores."""
         scores = {}
         for ordering, examples in self.examples.items():
             scores[ordering] = {}

@@ -1,4 +1,4 @@
-"""`CompletionEngine` and `completion_lm` with llama.cpp, and with a server that returns errors."""
+"""`CompletionEngine` and `completion_lm` with llama.cpp and with a server that returns errors."""
 
 import asyncio
 import json

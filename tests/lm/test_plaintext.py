@@ -72,7 +72,7 @@ class TestPrompt:
         ]
 
     def test_demos_and_values_that_lack_a_field(self):
-        """None is shown if the field's type allows None. Otherwise, the line is omitted."""
+        """A value of None is shown if the field's type allows None. Otherwise, the field's line is omitted."""
         demos = [{"review": "x"}, {"sentiment": "positive"}, {"review": "x", "sentiment": None}, {}]
         assert blocks(SENTIMENT, demos) == []
         signature = dspy.Signature("a: Optional[str], b -> c: Optional[int]")

@@ -55,7 +55,7 @@ def test_a_fatal_error_ends_the_compile_at_once(trouble, error, route, caplog):
 
 @pytest.mark.parametrize("route", [{}, {"engine": "litellm"}], ids=["dspy", "litellm"])
 def test_a_prompt_that_is_too_long_counts_as_incorrect_and_is_reported(route):
-    """The first example's prompt is too long in every order, so its answers are scored as incorrect."""
+    """The first example's prompt is too long in every order, so all orders are scored as incorrect on it."""
     asked = []
 
     def trouble(number, prompt):

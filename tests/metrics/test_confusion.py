@@ -1,4 +1,4 @@
-"""Metrics of a confusion matrix: values and scores of single answers, compared with scikit-learn."""
+"""Confusion-matrix metrics: their values and scores of single answers, checked against scikit-learn."""
 
 import enum
 import itertools
@@ -95,7 +95,7 @@ class HalfOfF1(F1):
 @pytest.mark.parametrize("metric", [*BY_SKLEARN, HalfOfF1("a")], ids=repr)
 def test_many_matrices_have_the_values_of_each(metric):
     counts = np.random.default_rng(0).integers(0, 9, size=(20, 3, 4)).astype(float)
-    counts[:10, 1] = 0.0  # no examples of a label
+    counts[:10, 1] = 0.0  # One label has no examples.
     values = metric.values(counts, LABELS)
     assert values.shape == (20,)
     assert values.tolist() == pytest.approx([metric.value(matrix, LABELS) for matrix in counts])
@@ -209,7 +209,7 @@ def test_weights_restore_the_label_shares_of_all_examples(rows):
 
 @pytest.mark.parametrize("counts", [(10, 10, 0), (2, 40, 8), (1, 1, 1)])
 def test_information_weights_match_the_variance_of_the_mean(counts):
-    """Compare with the variance over answers resampled from the reference."""
+    """Compare with the variance of the mean over resampled answers."""
     rng = np.random.default_rng(0)
     labels = np.repeat([*"abc"], [60, 440, 100])
     answers = np.where(rng.random(600) < 0.6, labels, rng.choice([*"abc"], size=600))
@@ -238,7 +238,7 @@ def test_information_weights_match_the_variance_of_the_mean(counts):
 
 
 def test_answers_to_examples_with_an_unseen_label_are_unknown():
-    """Both programs always answer "a". Of four labels, only two were seen."""
+    """Both programs always answer "a". Only two of the four labels were seen."""
     confusion = ConfusionScores(plr_dspy.BalancedAccuracy(), [*"abcd"] * 10)
     assert confusion.scarce_labels([0, 1, 4, 0], 2) == ["b", "c", "d"]
     seen = [(example, "a", "a") for example in range(40) if example % 4 < 2]
@@ -255,7 +255,7 @@ def test_answers_to_examples_with_an_unseen_label_are_unknown():
 
 
 def guesses(examples, labels, share_right, seed):
-    """Return answers to examples, keyed by index. Wrong answers are random labels."""
+    """Return answers, keyed by the examples' indices. Wrong answers are random labels."""
     rng = np.random.default_rng(seed)
     answers = {}
     for example in examples:
@@ -267,7 +267,7 @@ def guesses(examples, labels, share_right, seed):
 
 @pytest.mark.parametrize(("num_labels", "num_unseen"), [(6, 1), (10, 2)])
 def test_unseen_labels_leave_the_evidence_for_a_gain(num_labels, num_unseen):
-    """Two programs answer 50 or 80 examples. One is right on 55% of them, and the other on 80%."""
+    """Two programs answer the same 50 or 80 examples. One is right on 55%, and the other on 80%."""
     labels = [f"label {index % num_labels}" for index in range(12 * num_labels)]
     num_seen = num_labels - num_unseen
     seen = [index for index in range(10 * num_labels) if index % num_labels < num_seen]
@@ -283,7 +283,7 @@ def test_unseen_labels_leave_the_evidence_for_a_gain(num_labels, num_unseen):
     assert corrected.probability > 0.95
     assert comparison.interval[0] > -0.01
     assert comparison.interval[1] - comparison.interval[0] < 0.45
-    # If the unseen labels are always or never answered correctly, the score is in its interval.
+    # The interval includes the score even if unseen labels are always or never answered correctly.
     for score, low, high in (comparison.expected_original, comparison.expected_chosen):
         assert low < score * num_seen / num_labels + 0.01
         assert high > score + (1 - score) * num_unseen / num_labels - 0.01
@@ -307,7 +307,7 @@ def test_drawn_values_of_random_orderings_are_as_uncertain_as_their_examples(rig
 
 @pytest.mark.parametrize(("num_labels", "num_unseen"), [(30, 0), (30, 3), (100, 10)])
 def test_drawn_f1_of_random_orderings_is_near_its_value_despite_unseen_labels(num_labels, num_unseen):
-    """Eight orderings answer four examples with each seen label, and 80% of these answers are right."""
+    """Eight orderings answer four examples of each seen label, and 80% of their answers are right."""
     labels = [f"label {index % num_labels}" for index in range(4 * num_labels)]
     seen = [index for index in range(len(labels)) if index % num_labels < num_labels - num_unseen]
     rows = [guesses(seen, labels, 0.8, seed) for seed in range(8)]
@@ -327,7 +327,7 @@ class Mood(enum.Enum):
 
 class TestOwnFunction:
     def test_gets_counts_and_the_labels_of_the_output(self):
-        """The labels include all labels of the output's type. Other answers are in the last column."""
+        """The metric gets all labels of the output's type. The last column counts all other answers."""
         calls = []
 
         def cost(counts, labels):
@@ -425,7 +425,7 @@ def test_labels_are_compared_as_text_in_demos():
 
 
 def draws_in_blocks(monkeypatch, confusion, answered, max_cells):
-    """Return all draws of `draw_values` and `resampled` if each block has at most this number of cells."""
+    """Return all draws of `draw_values` and `resampled` for blocks of at most `max_cells` cells."""
     monkeypatch.setattr(drawn_answers, "CELLS_PER_BLOCK", max_cells)
     rows = [{example: answers[number] for example, *answers in answered} for number in (0, 1, 1)]
     _, values = confusion.draw_values(rows, np.random.default_rng(0))
@@ -434,7 +434,7 @@ def draws_in_blocks(monkeypatch, confusion, answered, max_cells):
 
 @pytest.mark.parametrize("num_seen", [2, 3])
 def test_draws_do_not_depend_on_the_size_of_blocks(monkeypatch, num_seen):
-    """A confusion matrix of three labels has 12 cells."""
+    """A confusion matrix of three labels has 12 cells, so a block has at most 14 matrices."""
     labels = [*LABELS] * 12
     seen = [example for example in range(24) if example % 3 < num_seen]
     answers_of_programs = [guesses(seen, labels, share_right, seed=1) for share_right in (0.5, 0.8)]
@@ -449,7 +449,7 @@ def test_draws_do_not_depend_on_the_size_of_blocks(monkeypatch, num_seen):
 
 @pytest.mark.parametrize("name", ["draw_values", "resampled"])
 def test_draws_with_many_labels_need_little_memory(name):
-    """The drawn confusion matrices of 150 labels would take 360 MB at a time."""
+    """Together, the drawn confusion matrices of 150 labels would take 360 MB."""
     labels = [f"label {number}" for number in range(150)]
     right_labels = labels * 2
     confusion = ConfusionScores(plr_dspy.BalancedAccuracy(), right_labels)

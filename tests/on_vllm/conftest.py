@@ -1,4 +1,4 @@
-"""A vLLM server on the CPU with the weights of the local model, which `make test-vllm` sets up."""
+"""A vLLM server on the CPU with the weights of the local model. `make test-vllm` installs both."""
 
 import contextlib
 import os
@@ -25,13 +25,13 @@ class VLLMServer:
         with urllib.request.urlopen(f"{self._address}/metrics", timeout=30) as reply:
             lines = reply.read().decode().splitlines()
         values = [float(line.split()[-1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
-        assert values, f"no counter {name}"
+        assert values, f"vLLM reports no counter {name}"
         return sum(values)
 
 
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
-    """Start a server from the folder in the environment variable `PLR_DSPY_VLLM`."""
+    """Start a server from the folder that the environment variable `PLR_DSPY_VLLM` names."""
     folder = Path(os.environ["PLR_DSPY_VLLM"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

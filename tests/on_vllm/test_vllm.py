@@ -1,4 +1,4 @@
-"""PLReorder and label probabilities on a real vLLM server, by DSPy's own client and by litellm."""
+"""PLReorder and label probabilities on a real vLLM server, through DSPy's own client and through litellm."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def chat(vllm):
 
 @pytest.fixture
 def chat_litellm(vllm):
-    """Return an LM that calls litellm, because DSPy's client does not support one of its options."""
+    """Return an LM with an option that DSPy's client does not support, so that it calls litellm."""
     return chat_lm(vllm, extra_body={"structured_outputs": {"choice": ["negative", "positive"]}})
 
 
@@ -53,7 +53,7 @@ def probabilities(lm, demos, review):
 
 
 def test_label_probabilities_agree_with_the_server(vllm, completions):
-    """Compare with the log-probabilities that the server returns for prompts with a label."""
+    """Compare with the log-probabilities that the server returns for prompts that end with a label."""
     demos = REVIEWS[:4]
     review = REVIEWS[20].review
     read = probabilities(completions, demos, review)
@@ -69,7 +69,7 @@ def test_label_probabilities_agree_with_the_server(vllm, completions):
             tokens = json.load(reply)["choices"][0]["prompt_logprobs"]
         sums.append(sum(next(iter(token.values()))["logprob"] for token in tokens[1:]))
     p = 1 / (1 + math.exp(sums[1] - sums[0]))
-    # With 16-bit numbers, the results of two calls differ by up to .08.
+    # vLLM computes with 16-bit numbers, so the results of two calls differ by up to .08.
     np.testing.assert_allclose(read, [p, 1 - p], atol=0.1)
 
 
@@ -130,5 +130,5 @@ def test_calibrated_programs_make_one_request_per_prediction(kind, vllm, request
     for prediction in predictions:
         probabilities = prediction.probabilities
         assert sum(probabilities.values()) == pytest.approx(1.0)
-        # Unchanged answers are the model's replies. In a near tie, summed probabilities of tokens may differ.
+        # Uncalibrated answers are the model's replies. In a near tie, another label may be more probable.
         assert probabilities[prediction.sentiment] >= max(probabilities.values()) - 0.1

@@ -1,4 +1,4 @@
-"""Errors for bad input. They are raised before any program call, and state a fix."""
+"""Errors about bad input, raised before any program call, and the fixes that they state."""
 
 import inspect
 import re
@@ -321,7 +321,7 @@ def test_attributes_set_later_are_checked_before_any_call(engine, kind, options,
 
 @pytest.mark.parametrize(("make", "options", "message"), COMPILE)
 def test_compile_and_estimate_check_their_arguments(engine, make, options, message):
-    """Neither method makes a call."""
+    """Neither method calls the program."""
     settings = {name: value for name, value in options.items() if name in ("lm", "adapter")}
     data = {name: value for name, value in options.items() if name not in settings}
     for method in ("compile", "estimate"):
@@ -357,7 +357,7 @@ def test_demos_that_json_cannot_store_cause_a_warning(engine, caplog, tmp_path, 
         result = reorder.compile(program, trainset=EXAMPLES)
     assert reorder.report.program_calls["resumed"] == reorder.report.program_calls["total"] > 0
     warnings = [message for message in caplog.messages if "x.json" in message]
-    assert len(warnings) == 2  # Each compile run warns once.
+    assert len(warnings) == 2  # Each compile warns once.
     said = f"demo 2 of predictor 'self' has a value of type {type(value).__name__} in field {field!r}"
     assert said in warnings[0]
     with pytest.raises(RuntimeError):
@@ -416,7 +416,7 @@ def compiled(reorder=None, program=None, **data):
 
 
 class TestFixes:
-    """Check that the fix in each error works."""
+    """Checks that the fix in an error message works."""
 
     def test_of_a_program_named_student(self, engine):
         fewshot = PLFewShot(exact_match, max_metric_calls=120, display_progress=False)

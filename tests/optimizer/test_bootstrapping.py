@@ -117,7 +117,7 @@ class TestTeachers:
         else:
             error = "ContextWindowExceededError"
             model.at = dict.fromkeys(range(5), too_long)
-        # If prompts were too long, another run would repeat the calls.
+        # A second run repeats calls whose prompts were too long.
         for _ in range(2 if error == "AdapterParseError" else 1):
             optimizer = chooser(max_errors=1, log_dir=tmp_path)
             with using(model):
@@ -192,7 +192,7 @@ class TestMetrics:
 
     @pytest.mark.parametrize(("threshold", "wrong"), [(0, False), (-1, True), (None, None)])
     def test_a_threshold_of_zero_is_not_ignored(self, engine, threshold, wrong, caplog):
-        """Without a threshold, any answer with a score above 0 is correct."""
+        """Without a threshold, any answer with a score above 0 counts as correct."""
         optimizer = chooser(lambda e, p: exact_match(e, p) - 1, metric_threshold=threshold)
         optimizer.compile(predict(), trainset=EXAMPLES)
         assert wrong is None or ("wrong" in shown(optimizer)) == wrong
@@ -260,7 +260,7 @@ def test_a_compile_without_time_for_demos_returns_the_student_and_can_be_resumed
 
 
 def test_log_probabilities_are_requested_even_after_a_slow_teacher(engine, monkeypatch):
-    """After the teacher has used up its time, one call is still left for this request."""
+    """One call is still left for the request after the teacher has used up its time."""
     monkeypatch.setattr(CLOCK, lambda: float(min(10, engine.num_calls)))
     labels = Literal[tuple(example.answer for example in EXAMPLES)]
     program = predict()
@@ -287,7 +287,7 @@ def question_of(text):
 
 
 def noted(log_dir, trainset, *, last=10_000, **options):
-    """Return the asked and shown questions of a compile interrupted after `last` calls, and its report."""
+    """Interrupt a compile after `last` calls. Return the question and the demos of each call, and the report."""
     engine = engine_for(EXAMPLES, at={last: fakes.interrupt})
     optimizer = chooser(log_dir=log_dir, num_threads=1, **options)
     with using(engine), contextlib.suppress(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Orders that are chosen by calibrated answers, and calibration in reports."""
+"""Orders chosen by the scores of calibrated answers, and calibration in reports."""
 
 import json
 
@@ -28,13 +28,13 @@ from plr_dspy.labels.reader import NoProbabilities
 
 
 def sharpness(demos):
-    """Return how well the model distinguishes labels with an order of demos."""
+    """Return how well the model distinguishes the labels after `demos`, shown in this order."""
     first, second = [*(number(demo) % 2 for demo in demos[:2]), 0, 0][:2]
     return 0.3 + 1.4 * (3 * first + 2 * second) / 5
 
 
 def leaning_and_sharp(demos, text):
-    """Return label probabilities biased towards "positive", which hides the differences between orders."""
+    """Return label probabilities whose bias towards "positive" hides the differences between orders."""
     z = (1 if number(text) % 2 else -1) * sharpness(demos) + 6.0 + 0.5 * normal(f"{demos}")
     return two(z + 0.7 * normal(text) + 0.2 * normal(f"{demos}{text}"))
 
@@ -54,7 +54,7 @@ class Mumbling(Engine):
 
 
 def right(probabilities=leaning_and_sharp, mumbling=False, labels=lambda text: number(text) % 2):
-    """Return a function that measures accuracy on fresh texts."""
+    """Return a function that measures a program's accuracy on fresh texts."""
 
     def accuracy(program):
         inner = getattr(program, "program", program)
@@ -124,7 +124,7 @@ class TestOrdersUnderCalibration:
             assert answers == set(LABELS)
 
     def test_replies_that_a_calibrated_program_can_read_are_not_called_unreadable(self):
-        """No order differs, so the calibrated student is returned."""
+        """All orders score the same, so the calibrated student is returned."""
         engine = Hesitant(probabilities=lambda demos, text: two(2.0 if number(text) % 2 else -1.0))
         _, report = go(engine, calibrate=True)
         assert report.is_calibrated
@@ -163,7 +163,7 @@ class TestOrdersUnderCalibration:
 
     @pytest.mark.parametrize(("num_right", "shares"), [(3, [0.5, 0.5]), (5, [])])
     def test_answers_are_not_calibrated_if_that_is_clearly_better(self, num_right, shares):
-        """A weak bias towards "positive" decides the answers to five texts."""
+        """A weak bias towards "positive" determines the answers to five texts."""
         unsure = [*range(1, 2 * num_right, 2), *range(0, 10 - 2 * num_right, 2)]
 
         def leaning(demos, text):
@@ -174,7 +174,7 @@ class TestOrdersUnderCalibration:
 
 
 def labeled_world(seed):
-    """Return examples, a model's label probabilities, and a function that measures its accuracy."""
+    """Return examples, a model's label probabilities, and a function that measures a program's accuracy."""
     lean, rare = ((0.0, 0.5), (2.0, 0.5), (0.0, 0.15), (2.0, 0.15))[seed % 4]
 
     def label(text):
@@ -267,7 +267,7 @@ def test_without_calibrate_reports_estimate_the_effect_of_calibration():
     program, report = go(Engine(), max_metric_calls=100, seed=1)
     assert isinstance(program, dspy.Predict)
     effect = report.calibration
-    # Orders differ only in how strongly they are biased towards a label.
+    # Orders differ only in how strongly they bias the answers towards a label.
     assert effect.original_calibrated > effect.original + 0.05
     assert "use BatchCalibration, or calibrate=True" in str(report)
     assert Report.model_validate(json.loads(json.dumps(report.to_dict()))) == report

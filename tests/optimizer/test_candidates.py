@@ -22,7 +22,7 @@ def two_steps(**attributes):
 
 
 def test_attached_results_are_not_part_of_a_students_identity(tmp_path):
-    """An attached report contains a duration, which differs between runs."""
+    """Attached results differ between runs, because they contain durations."""
     optimizer = PLReorder(exact_match, max_metric_calls=100, log_dir=tmp_path)
     for _ in range(2):
         before = PLReorder(exact_match, max_metric_calls=100)
@@ -32,12 +32,12 @@ def test_attached_results_are_not_part_of_a_students_identity(tmp_path):
         second = optimizer.compile(first, trainset=EXAMPLES)
     assert optimizer.report.program_calls["resumed"] == optimizer.report.program_calls["total"]
     assert not hasattr(second, "candidate_programs")
-    assert len(first.candidate_programs) == 1, "the student keeps what it has"
+    assert len(first.candidate_programs) == 1, "the student must keep its attached results"
 
 
 @pytest.mark.parametrize("kept", [[], ["mine"], "text"])
 def test_a_users_own_attribute_is_kept(kept):
-    """The user's attribute has the same name as an attribute that DSPy attaches."""
+    """The user's attribute has the name of an attribute that DSPy's optimizers attach."""
     optimizer = PLReorder(exact_match, max_metric_calls=100)
     program = optimizer.compile(two_steps(candidate_programs=kept), trainset=EXAMPLES)
     assert program.candidate_programs == kept

@@ -1,4 +1,4 @@
-"""Choosing among whole programs: which programs are allowed, the returned program and its report."""
+"""Choosing among whole programs: the allowed programs, the returned program, and the report."""
 
 import threading
 from collections import Counter

@@ -90,7 +90,7 @@ class TestLimits:
         assert outcome.decision.candidate.number == 2
 
     def test_the_reason_for_an_early_end_says_if_no_score_differed(self):
-        """Programs that differ by 5 points agree on many examples, but are still told apart."""
+        """Two programs that differ by 5 points agree on most examples, but the better one is still found."""
         equal = np.tile(np.arange(200) % 3 > 0, (2, 1)).astype(float)
         outcome = benchmark.race(benchmark.World(equal.mean(axis=1), equal)).run()
         num_examples = outcome.program_calls["total"] // 2
@@ -99,7 +99,7 @@ class TestLimits:
         share_of_new = "so their scores probably differ on less than (.*)% of new examples"
         consequence = f"{share_of_new}, and {StopReason.DECIDED.value}"
         share = re.fullmatch(f"{reason}, {consequence}", str(outcome.stop))
-        assert float(share.group(1)) == pytest.approx(300 / num_examples, rel=0.1)  # the rule of three
+        assert float(share.group(1)) == pytest.approx(300 / num_examples, rel=0.1)  # by the rule of three
         for seed in range(10):
             better = equal.copy()
             better[
@@ -128,7 +128,7 @@ class TestLimits:
         assert "equal scores" not in report.stopped
 
     def test_one_of_many_equal_programs_is_found_if_it_is_better_on_few_examples(self):
-        """The last program is better on 5% of examples. In a third of these worlds, 20 examples show no difference."""
+        """The last program is better on 5% of examples. In a third of the worlds, 20 examples hide this."""
         num_right = 0
         for seed in range(20):
             rng = np.random.default_rng(seed)
@@ -178,7 +178,7 @@ def test_the_interval_of_a_race_counts_the_programs_that_dropped_out():
 
 @pytest.mark.parametrize(("seed", "is_returned"), [(5, True), (12, False)])
 def test_a_gain_must_be_half_again_as_likely_as_a_loss(seed, is_returned):
-    """Both gains are less than three times as likely, as a result of a search would have to be."""
+    """A search would reject both gains, because it requires a gain to be three times as likely as a loss."""
     rng = np.random.default_rng(seed)
     scores = (rng.random((2, 60)) < [[0.6], [0.68]]).astype(float)
     race = benchmark.race(benchmark.World(scores.mean(axis=1), scores))
@@ -193,7 +193,7 @@ def test_a_gain_must_be_half_again_as_likely_as_a_loss(seed, is_returned):
 
 
 def test_a_small_budget_leaves_calls_for_later_rounds():
-    """With 300 calls, each of 20 programs could be scored on 15 examples."""
+    """Scoring all 20 programs on 15 examples would use up the 300 calls."""
     scores = np.random.default_rng(2).random((20, 200))
     race = benchmark.race(benchmark.World(scores.mean(axis=1), scores), max_calls=300)
     outcome = race.run()

@@ -64,7 +64,7 @@ def prompts(program):
 
 
 def check(shape, make, student, folder):
-    """Check that a compile keeps the student unchanged, and returns a program that can be saved."""
+    """Check that a compile leaves the student unchanged, and returns a program that can be saved."""
     before = state(student)
     optimizer = make(num_threads=8, max_metric_calls=70, seed=2, display_progress=False)
     compiled = optimizer.compile(student, trainset=EXAMPLES)
@@ -111,12 +111,12 @@ def test_each_example_chain_runs(name, engine, monkeypatch):
     assert program(question=EXAMPLES[0].question).answer
     members = [program, *getattr(program, "programs", [])]
     reports = [m.reorder_report for m in members if hasattr(m, "reorder_report")]
-    assert reports or name == "better_together", "it returns the best of its steps, which may be the first"
+    assert reports or name == "better_together", "only BetterTogether may return a step without a report"
     assert all(report["program_calls"]["total"] <= chains.CALLS for report in reports)
 
 
 def test_inside_better_together(engine):
-    """`BetterTogether` passes arguments on to `compile`, and the set of demos does not change."""
+    """`BetterTogether` passes arguments on to `compile`, and reordering keeps the set of demos."""
     strategy = "few -> reorder -> reorder"
     arguments = {"reorder": {"seed": 4, "valset": EXAMPLES[:10]}}
     student = dspy.Predict("question -> answer")
@@ -143,7 +143,7 @@ def test_inside_better_together(engine):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("module", [dspy.Predict, dspy.ChainOfThought])
 def test_members_of_an_ensemble_are_saved_one_by_one(module, tmp_path):
-    """Members are saved separately, because DSPy's file for an ensemble contains no compiled member."""
+    """DSPy's file for an ensemble omits compiled members, unless they are `dspy.Predict` modules."""
     make = partial(module, "question -> answer")
     with using(engine_for(EXAMPLES)):
         members = [dspy.LabeledFewShot(k=4).compile(make(), trainset=EXAMPLES) for _ in range(2)]

@@ -29,7 +29,7 @@ class PricedEngine(OrderSensitiveEngine):
     """An engine that adds up the costs of its calls, and records the largest cost.
 
     Args:
-        tokens: Returns the token counts to override, given the request.
+        tokens: Returns token counts that replace the default counts, given the request.
     """
 
     def __init__(self, tokens=lambda request: {}):
@@ -69,7 +69,7 @@ def engine():
 
 
 def tokens_of(request):
-    """Return the number of tokens in a request's messages, counted as in estimates."""
+    """Count the tokens in a request's messages as estimates do."""
     messages = [{"role": "system", "content": request.system}]
     messages += [{"role": message.role, "content": message.text} for message in request.messages]
     return litellm.token_counter("gpt-4o", messages=messages)
@@ -112,7 +112,7 @@ class TestPrices:
         monkeypatch.delitem(sys.modules, "litellm")
         assert price_of("openai/gpt-4o-mini") == known
         assert 0 < known["cached"] < known["prompt"] < known["completion"]
-        assert price_of(MODEL) is None  # The price is registered only in the imported litellm.
+        assert price_of(MODEL) is None  # Only the removed module has this price.
         for model in ("lm_studio/gpt-4o-mini", "open/gpt-4o-mini", "vertex/gemini-2.5-pro", "/gpt-4o-mini"):
             assert price_of(model) is None
         for model in ("openai/my-own", "fake/other", "", "/", "openai/"):
@@ -188,7 +188,7 @@ class TestEstimate:
         assert engine.num_calls == 0
 
     def test_the_answer_none_counts_as_an_answer_if_the_type_allows_it(self, engine):
-        """An answer of unknown length would be assumed to have 100 tokens, in replies and in bootstrapped demos."""
+        """If None were a missing answer, replies and bootstrapped demos would be assumed to have 100 tokens."""
         program = dspy.Predict("question -> answer: Optional[str]")
         estimates = {}
         for answer in (None, "short"):
@@ -198,7 +198,7 @@ class TestEstimate:
                 fewshot.estimate(program, trainset=trainset),
                 estimate(headroom, program, exact_match, trainset),
             ]
-        # DSPy adds about 25 tokens to each demo with the answer None.
+        # DSPy adds about 25 tokens to each demo whose answer is None.
         for with_none, with_text in zip(estimates[None], estimates["short"], strict=True):
             assert with_none.prompt_tokens < 1.5 * with_text.prompt_tokens
             assert with_none.cost < 1.5 * with_text.cost
@@ -240,7 +240,7 @@ class TestEstimate:
         ],
     )
     def test_is_an_upper_estimate_of_tokens_and_cost(self, kind, options, program, with_programs):
-        """More demos are better here, so a search that chooses demos mostly shows many."""
+        """More demos give better scores, so a search that chooses demos mostly shows many demos."""
         optimizer = kind(
             exact_match, **{"max_metric_calls": 90, "display_progress": False, "num_threads": 1, **options}
         )
@@ -254,7 +254,7 @@ class TestEstimate:
             optimizer.compile(program, trainset=OF_MANY_LENGTHS, **more)
         report = optimizer.report
         assert report.cost == pytest.approx(engine.cost)
-        # If all prompts have the same demos, only the mean length of the inputs is uncertain.
+        # Allow 2%: even if all prompts show the same demos, the mean length of the inputs is uncertain.
         assert report.tokens[MODEL]["prompt_tokens"] <= 1.02 * estimate.prompt_tokens
         assert report.cost <= 1.02 * estimate.cost
         if not with_programs:
@@ -358,7 +358,7 @@ class TestEstimateOfFunctions:
 
     def test_the_cost_of_a_race_is_averaged_over_programs(self, engine):
         estimated = estimate(choose_program, [student(0), student(6)], exact_match, trainset=EXAMPLES)
-        num_calls = 2 * (len(EXAMPLES) - 6)  # The demos are not scored.
+        num_calls = 2 * (len(EXAMPLES) - 6)  # Examples shown as demos are not scored.
         assert estimated.program_calls == num_calls
         sizes = []
         for num_demos in (0, 6):
@@ -372,7 +372,7 @@ class TestEstimateOfFunctions:
 
     @pytest.mark.parametrize("limit", [100, None])
     def test_the_cost_of_a_race_is_an_upper_estimate_if_cheap_programs_drop_out(self, limit):
-        """Programs without demos are always wrong, so they drop out, and further calls are expensive."""
+        """Programs without demos are mostly wrong, so they drop out, and the remaining calls are expensive."""
         engine = MoreIsBetter()
         programs = [student(OF_MANY_LENGTHS[:14]), student(OF_MANY_LENGTHS[:12])]
         for number in range(3):
@@ -485,7 +485,7 @@ class TestLimitsInThreads:
 
     @pytest.mark.parametrize("max_cost", [0.02, 0.06])
     def test_hold_if_few_examples_are_long(self, max_cost):
-        """The long examples come last, and one of them costs as much as 30 others."""
+        """The long examples come last, and a call on one costs as much as eight other calls."""
         long = [dspy.Example(question=f"long {i}" + " word" * 2_000, answer="answer 1") for i in range(2)]
         trainset = [*questions(220), *(example.with_inputs("question") for example in long)]
         engine = PricedEngine(lambda request: {"input_tokens": tokens_of(request)})
@@ -538,10 +538,10 @@ class TestMaxCost:
         assert report.cost == pytest.approx(engine.cost)
         assert 0.5 * limit < engine.cost <= limit + (engine.largest_cost if spread > 1 else 1e-12)
         assert report.stopped.startswith("cost limit")
-        # If one call costs a fifth of the limit, nothing may be left for a comparison.
+        # With spread 1.2, one call may cost a fifth of the limit and leave nothing for a comparison.
         if spread < 1:
             assert report.stopped == "cost limit"
-            # If costs vary, the limit may be too small to compare three orders on 8 examples.
+            # If costs vary, a low limit may be too small to compare three orders on 8 examples.
             assert report.comparison.num_candidates >= 3 - (share < 0.5 and spread > 0)
             assert report.comparison.num_examples >= 4
 
@@ -574,7 +574,7 @@ class TestMaxCost:
     @pytest.mark.parametrize("kind", [PLReorder, TopKOrder])
     @pytest.mark.parametrize("judge", [False, True])
     def test_holds_for_a_reasoning_model_in_many_threads(self, kind, judge):
-        """The cost of the judge's calls is unknown before its first call."""
+        """The cost of the judge's calls is unknown until the judge has replied once."""
 
         def tokens(request):
             time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""DSPy's decision outputs, for which replies state probabilities."""
+"""DSPy's decision outputs: replies state the probabilities themselves."""
 
 from typing import Annotated, Literal
 

@@ -30,7 +30,7 @@ def engine():
 
 @pytest.fixture(params=RUNS, scope="module")
 def run(request):
-    """Return an optimizer after a compile, and the program that it returned."""
+    """Return an optimizer and the program that it compiled."""
     optimizer = RUNS[request.param]()
     return optimizer, optimizer.compile(student(), trainset=EXAMPLES)
 

@@ -17,7 +17,7 @@ QUIET = {"num_threads": 1, "display_progress": False}
 
 
 def rows(count=57, *, num_repeated=3):
-    """Return examples, followed by duplicates. Every fourth example is negative."""
+    """Return distinct examples, followed by duplicates. Every fourth distinct example is negative."""
     distinct = [labeled(f"text {i}", LABELS[i % 4 > 0]) for i in range(count)]
     return [*distinct, *distinct[1 : num_repeated + 1]]
 

@@ -1,4 +1,4 @@
-"""Tests of every optimizer: limits, resuming, repeatable results, and errors."""
+"""Tests that run every optimizer: limits, resuming, repeatable results, and errors."""
 
 import re
 import shutil
@@ -49,10 +49,10 @@ BROKEN = ("PLReorder", "paper", "TopKOrder")
 TIMED = ("PLReorder", "calibrated", "paper", "PLFewShot", "demos for each input", "TopKOrder", "F1")
 METRICS = {kind: F1("positive") for kind in ("F1", "F1, calibrated")}
 BUDGET = {"paper": 300, "TopKOrder": 200}
-"""Maximum number of program calls by kind. For all other kinds, it is 100."""
+"""Maximum number of program calls, keyed by kind. The default is 100."""
 OFTEN = {"demos for each input": 3, "programs": 2, "instructions": 3}
-"""Maximum number of calls with the same prompt by kind. For all other kinds, it is 1. Two variations of retrieval, or a
-user's program and the search, may show the same demos. Instructions are not part of these prompts."""
+"""Maximum number of calls with the same prompt, keyed by kind. The default is 1. Two variations of retrieval, or a
+user's program and the search, may show the same demos. Recorded prompts do not contain instructions."""
 
 
 def compiled(kind, engine, *, metric=None, program=None, trainset=EXAMPLES, **options):
@@ -68,7 +68,7 @@ def compiled(kind, engine, *, metric=None, program=None, trainset=EXAMPLES, **op
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Return a folder for the logs of uninterrupted compiles, one subfolder for each kind."""
+    """Return the folder with the logs of uninterrupted compiles, in one subfolder for each kind."""
     return tmp_path_factory.mktemp("finished")
 
 
@@ -114,7 +114,7 @@ class TestLimits:
         assert "program calls" in str(estimate)
         planned = settings["num_selection_examples"]
         compared = optimizer.report.comparison.num_examples
-        # With a metric over a set, programs are compared on all examples that both answered.
+        # A metric over a set compares two programs on all examples that both answered.
         assert compared >= planned if kind in METRICS else compared == planned
 
     @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ class TestResuming:
         report = compiled(kind, engine, **options)[1].report
         again = Counter(engine.prompts)
         assert report.program_calls["resumed"] > 45
-        if kind == "instructions":  # The recorded prompts do not contain instructions.
+        if kind == "instructions":  # Recorded prompts lack the instructions.
             assert how is not interrupt or comparable(report) == comparable(whole(kind))
             return
         assert sum(again.values()) - len(again) <= num_threads * len(stops)

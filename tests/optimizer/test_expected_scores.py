@@ -98,7 +98,7 @@ class TestOneEstimate:
 
     @pytest.mark.parametrize("compiles", ["log-probabilities", "scores"], indirect=True)
     def test_intervals_contain_the_scores_on_other_examples(self, compiles):
-        """The true scores are computed without calibration."""
+        """`true_score` ignores calibration, so calibrated programs are left out."""
         others = [f"other {i}" for i in range(1_000)]
         held = []
         for engine, chooser, _ in compiles:
@@ -111,7 +111,7 @@ class TestOneEstimate:
 
 
 def compared(chance, kind=PLReorder, *, seed, num_demos, logprobs=True, **options):
-    """Return the comparison of a compile in which the accuracy depends on the demos."""
+    """Return the comparison of a compile in which `chance` maps the shown demos to the accuracy."""
 
     def chances(shown, text):
         right = digest(f"{seed} {shown} {text}") < chance(shown)
@@ -128,7 +128,7 @@ def compared(chance, kind=PLReorder, *, seed, num_demos, logprobs=True, **option
 
 @pytest.mark.parametrize("logprobs", [True, False])
 def test_the_score_of_an_unusual_student_is_estimated_from_its_own_calls(logprobs):
-    """The student's order scores .9, and all other orders score .5."""
+    """The student's order scores 0.9, and all other orders score 0.5."""
     inside = 0
     own = [f"demo {i}" for i in range(5)]
     options = {"num_demos": 5, "logprobs": logprobs, "max_metric_calls": 100}
@@ -140,7 +140,7 @@ def test_the_score_of_an_unusual_student_is_estimated_from_its_own_calls(logprob
 
 
 def test_a_few_errors_near_the_highest_score_are_no_evidence():
-    """With any demos, an answer is correct with probability .95, so few reports may say that a program is better."""
+    """With any demos, 95% of answers are correct, so few reports may claim that one program is better."""
     options = {"num_demos": 8, "candidates": "labeled", "max_metric_calls": 400, "signal": "score"}
     probabilities = [
         compared(lambda shown: 0.95, PLFewShot, seed=seed, **options).probability for seed in range(5, 15)

@@ -159,7 +159,7 @@ class TestTokens:
         assert tokens == {number: number * tokens[1] for number in range(4)}
         assert list(numbers(2 * tokens[1])) == [0, 1, 2]
         assert list(numbers(2 * tokens[1] - 1)) == list(numbers(tokens[1])) == [0, 1]
-        # The search ends early, so the comparison gets all its planned calls.
+        # The search ends early, so the comparison gets all calls that were planned for it.
         limits = {"max_demo_tokens": tokens[1], "max_metric_calls": 600}
         few = optimizer(candidates=four, **limits)
         few.compile(predict(), trainset=EXAMPLES[4:16], valset=EXAMPLES[16:])

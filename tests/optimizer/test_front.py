@@ -49,7 +49,7 @@ def compiled(program=None, *, trainset=EXAMPLES, metric=exact_match, programs=No
 
 
 def counted(predictor, demos, question=""):
-    """Return the number of tokens in a prompt, by GPT-4o's tokenizer."""
+    """Count the tokens in a prompt with GPT-4o's tokenizer."""
     inputs = dict.fromkeys(predictor.signature.input_fields, question)
     messages = dspy.ChatAdapter().format(predictor.signature, demos, inputs)
     return litellm.token_counter("gpt-4o", messages=messages)
@@ -61,20 +61,20 @@ def dollars(cached, fresh, cached_price, answers=1):
 
 
 def in_question(predictor):
-    """Return the number of tokens in a question, which is the same for all examples."""
+    """Return the number of tokens in a question. All questions have the same number."""
     return counted(predictor, [], "question 7") - counted(predictor, [])
 
 
 @pytest.fixture(scope="module")
 def without_prices():
-    """Return an optimizer after a compile with a model that has no price."""
+    """Return an optimizer that compiled a program with a model without prices."""
     with using(fakes.engine_for(EXAMPLES)):
         _, optimizer = compiled()
     return optimizer
 
 
 with_cached_price = pytest.mark.parametrize("cached_price", [CACHED], indirect=True)
-"""A mark for tests in which it is enough that cached tokens have their own price."""
+"""A mark for tests that run only with a separate price for cached tokens."""
 
 
 class TestCost:
@@ -107,7 +107,7 @@ class TestCost:
 
     @with_cached_price
     def test_prompts_of_all_predictors_are_counted(self, engine, cached_price):
-        """The program makes two model calls for an example. The second prompt contains a hint and reasoning."""
+        """Each example takes two model calls. The second prompt contains the hint from the first call."""
         program, optimizer = compiled(fakes.two_predictors())
         for entry in optimizer.report.front:
             built = optimizer.program_with(entry.num_demos)
@@ -132,7 +132,7 @@ class TestCost:
         own = dspy.Predict("question -> answer")
         instructed = own.deepcopy()
         instructed.signature = own.signature.with_instructions(text)
-        # The instruction of the user's program is the last alternative.
+        # The last number stands for the instruction of the user's program.
         predictors = {0: own, 1: instructed, 2: other}
         numbers = {entry.instructions["self"] for entry in front if entry.kind == "fixed"}
         assert {0, 1} <= numbers <= {0, 1, 2}
@@ -144,10 +144,10 @@ class TestCost:
                 assert entry.name.endswith(f", instruction {number} of self") == (number > 0)
 
     def test_a_prompt_of_a_user_program_is_listed_only_under_the_name_of_the_program(self, engine):
-        """The search also tries the instruction of a program without demos, which builds the same program."""
+        """The search also tries the instruction of "gepa" without demos, and so builds "gepa" again."""
         other = student(0)
         other.signature = other.signature.with_instructions("Answer well, whatever the question.")
-        other.detailed_results = {"val_aggregate_scores": [0.5]}  # GEPA attaches results, for example.
+        other.detailed_results = {"val_aggregate_scores": [0.5]}  # GEPA attaches such results.
         _, optimizer = compiled(programs={"gepa": other}, max_metric_calls=150)
         without_demos = [entry for entry in optimizer.report.front if not entry.num_demos]
         assert sorted(entry.name for entry in without_demos) == ["gepa", "your program, 0 demos"]
@@ -174,13 +174,14 @@ class TestCost:
             assert entry.prompt_tokens == entry.tokens
 
 
-COPY = ((0, 1), (1,))  # an arrangement that is the same program as the user's program
+COPY = ((0, 1), (1,))  # an arrangement that equals the user's program
 
 
 def front_of(candidates, returned):
-    """Return the kinds and names of a front's entries, from a search with a user's program of two demos.
+    """Return the kind and name of each entry in the front of a search with one user program.
 
-    `candidates` holds the scored candidates, best first. "program" stands for the user's program.
+    `candidates` holds the scored candidates, best first. "program" stands for the user program,
+    which shows two demos.
     """
     own = dspy.Predict("question -> answer")
     other = student(2)
@@ -215,13 +216,13 @@ def front_of(candidates, returned):
 
 
 class TestCopiesOfPrograms:
-    """Arrangements that are the same program as one of the user's programs."""
+    """Arrangements of demos and instructions that equal one of the user's programs."""
 
     def test_a_copy_is_dropped_if_the_program_was_scored(self):
         assert front_of([COPY, "program"], returned=((), (0,))) == [("program", "theirs")]
 
     def test_a_copy_is_kept_if_the_program_was_not_scored(self):
-        """For example, the cost limit may be reached first."""
+        """For example, the cost limit may be reached before the program is scored."""
         assert front_of([COPY], returned=((), (0,))) == [("fixed", f"arrangement {COPY}")]
 
     @pytest.mark.parametrize("candidates", [["program", COPY], [COPY, "program"], [COPY]])
@@ -235,7 +236,7 @@ class TestCopiesOfPrograms:
 
 
 class Plain(fakes.OrderSensitiveEngine):
-    """Answers questions in plain prompts, more often correctly if the prompt is longer."""
+    """An engine for plain prompts that is more accurate if the prompt shows more demos."""
 
     def __init__(self):
         super().__init__({})
@@ -371,10 +372,11 @@ def label_of(text):
 
 
 def losses(chance, within, *, num_compiles, demos=0):
-    """Return how much score the cheapest program of each run loses, and how many of them have fewer demos.
+    """Return the loss in true score from `within` in each compile, and how often `within` drops demos.
 
     Args:
         chance: Returns the true score, given the number of demos.
+        within: As in `program_with`.
         demos: Number of the student's demos.
     """
     lost = []
@@ -404,13 +406,13 @@ def losses(chance, within, *, num_compiles, demos=0):
 
 class TestSimulatedWorlds:
     def test_useful_demos_are_kept(self):
-        """Each demo increases the true score by .06, so no cheaper program is as good."""
+        """Each demo increases the true score by 0.06, so no cheaper program is as good."""
         lost, _ = losses(lambda num_demos: 0.5 + 0.06 * num_demos, 0.01, num_compiles=4)
         assert sum(loss > 0.01 for loss in lost) <= 1
         assert mean(lost) <= 0.01
 
     def test_useless_demos_are_dropped(self):
-        """The student's demos do not help, and the search cannot tell that they are better than none."""
+        """Demos do not change the true score, so dropping the student's demos costs nothing."""
         lost, num_shorter = losses(lambda num_demos: 0.75, 0.05, num_compiles=6, demos=4)
         assert lost == [0.0 for _ in range(6)]
         assert num_shorter >= 3

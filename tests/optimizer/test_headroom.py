@@ -73,7 +73,7 @@ class TestLevers:
         assert names(result) == ["random demos", "nearest demos", "other orders", "other sets"]
         assert result.program_calls == engine.num_calls == 8 * 37
         assert result.num_examples == 37
-        assert engine.copied == 0  # No scored example is its own demo.
+        assert engine.copied == 0  # No example is scored with itself as a demo.
         assert {len(shown) for shown in engine.shown} == {0, 8}
         gain = lever(result, "random demos")
         assert gain.interval[0] > 0.2
@@ -115,7 +115,7 @@ class TestLevers:
         assert f"{result.noise_shares['other sets']:.0%} of the variance between sets is noise" in str(result)
 
     def test_nearest_demos_are_advised_if_they_help(self):
-        """For each question, there are three similar questions with the same answer."""
+        """Each question has three similar questions with the same answer."""
         examples = []
         for kind, number in itertools.product(range(30), range(4)):
             example = dspy.Example(question=f"topic{kind} text{kind}a {number}", answer=f"answer {kind}")
@@ -154,7 +154,7 @@ class TestLevers:
 
     @pytest.mark.parametrize("num_examples", [10, 20, 40])
     def test_gains_and_intervals_stay_within_the_scores(self, num_examples):
-        """Without demos, no answer is right, and with demos, nearly all are."""
+        """Without demos, all answers are wrong. With demos, nearly all answers are right."""
         engine = DemoEngine(questions(100), share=0.9, without=0.0)
         result = measured(engine, max_metric_calls=8 * num_examples)
         assert result.num_examples == num_examples
@@ -184,7 +184,7 @@ class TestLevers:
             assert line[:end_of_scores].endswith(f" {changed.mean_score:.2f}")
             assert f"  {changed.gain:+.2f} " in line
             assert changed.note in line
-        # The table shows the share of correct answers. The expected score would be closer to the program's score.
+        # The table shows the mean score. The expected score is shrunk towards the program's score.
         assert lever(result, "no demos").mean_score != pytest.approx(lever(result, "no demos").score)
         assert rows[-1].endswith(
             "run PLFewShot, but this would probably add nothing, because all sets scored the same"
@@ -239,7 +239,7 @@ class TestNothingToLearn:
         assert not result.no_difference
 
     def test_calibrated_answers_that_differ_continue_the_measurement(self):
-        """All answers are wrong, and all calibrated answers are right."""
+        """Every answer scores 0, but half of the calibrated answers score 1."""
         engine = Engine(
             probabilities=lambda demos, text: [0.55, 0.45] if int(text.split()[-1]) % 2 else [0.95, 0.05]
         )
@@ -292,7 +292,7 @@ class TestCalibration:
         assert all(0 <= lever.score <= 1 for lever in with_them.levers)
 
     def test_failed_calls_do_not_affect_the_gain_of_calibration(self):
-        """Calibration changes no answer of this model, so only failed calls could cause a gain."""
+        """Calibration changes none of this model's answers, so only failed calls could cause a gain."""
         engine = Engine(
             probabilities=lambda demos, text: [0.1, 0.9] if int(text.split()[-1]) % 2 else [0.9, 0.1]
         )
@@ -303,7 +303,7 @@ class TestCalibration:
 
     @pytest.mark.parametrize("max_calls", [100, 200])
     def test_advice_that_keeps_the_program_says_what_it_rests_on(self, max_calls):
-        """A small gain by calibration is not proven. The advice states the number of examples, and how to find out."""
+        """A small gain from calibration is unproven. The advice gives the number of examples and a next step."""
         engine = Engine(
             probabilities=lambda demos, text: [0.6, 0.4] if int(text.split()[-1]) % 10 else [0.4, 0.6]
         )

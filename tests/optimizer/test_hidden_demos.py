@@ -34,7 +34,7 @@ RUNS = {
 
 
 def warnings_before_calls(caplog, run):
-    """Return the warnings before the first call, which is interrupted."""
+    """Interrupt the first call, and return the warnings logged before it."""
     engine = engine_for(EXAMPLES, at=dict.fromkeys(range(40), fakes.interrupt))
     with using(engine), contextlib.suppress(KeyboardInterrupt):
         run()

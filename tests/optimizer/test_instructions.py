@@ -1,4 +1,4 @@
-"""Instructions that PLFewShot chooses from: passed by the user, proposed, or from other programs."""
+"""Instructions that PLFewShot chooses from: passed, proposed, or taken from other programs."""
 
 import re
 from collections import Counter
@@ -257,7 +257,7 @@ class TestCalls:
 
 
 class SharingEngine(InstructedEngine):
-    """An engine whose accuracy depends on the instruction and the last demo. If both are good, `clash` is added."""
+    """An engine whose accuracy depends on the instruction and the last demo, plus `clash` if both are good."""
 
     def __init__(self, *, clash=0.0, **options):
         super().__init__({example.question: example.answer for example in EXAMPLES}, **options)
@@ -279,14 +279,14 @@ class SharingEngine(InstructedEngine):
 
 
 def with_demos(kind, instruction=IDLE, fields="question -> answer"):
-    """Return a program with this instruction, and three demos of this kind."""
+    """Return a program with `instruction` and three demos of `kind`, such as "nice"."""
     program = dspy.Predict(dspy.Signature(fields, instruction))
     program.demos = [dspy.Example(question=f"{kind} {i}", answer=str(i), hint="a hint") for i in range(3)]
     return program
 
 
 def joined(engine, programs, program=None, **options):
-    """Compile a student with good demos, together with other programs."""
+    """Compile a program, by default one with good demos, with `programs` as further candidates."""
     given = {"max_metric_calls": 150, "max_demos": 3, "candidates": "labeled", "num_threads": 1, **options}
     optimizer = PLFewShot(exact_match, **given, display_progress=False)
     with using(engine):
@@ -302,7 +302,7 @@ def with_other():
 
 
 class TestUserPrograms:
-    """Demos and instructions of the user's programs, which join the search."""
+    """Demos and instructions that the user's programs contribute to the search."""
 
     def test_a_good_instruction_is_combined_with_good_demos(self, with_other, tmp_path):
         engine, program, report = with_other
@@ -317,7 +317,7 @@ class TestUserPrograms:
         assert Report.load(tmp_path / "report.json") == report
 
     def test_the_result_is_about_as_good_as_the_better_part_alone(self):
-        """The good demos and the good instruction each score .6 alone, but only .2 together."""
+        """The good demos and the good instruction each score 0.6 alone, but only 0.2 together."""
         shares = []
         for seed in range(4):
             engine = SharingEngine(clash=-0.7)
@@ -453,7 +453,7 @@ class TestCombinations:
 
         without = estimated()
         long = estimated("long " * 3000, "lang " * 2000)
-        # The teacher, which is the student, has its own instruction.
+        # Bootstrap calls show only the student's own instruction, because the student is the teacher.
         more = 3000 * (long.program_calls - long.bootstrap_calls)
         assert long.prompt_tokens == pytest.approx(without.prompt_tokens + more, rel=0.01)
         assert instructed.num_calls == 0
@@ -464,9 +464,9 @@ class ProposingEngine:
 
     Attributes:
         texts: Instructions to propose before the search.
-        revise: Returns an instruction to propose from failures, given the conversation. The default
-            is the first text.
-        at: Functions to call when calls begin, by the index of the call.
+        revise: Returns an instruction to propose from failures, given the conversation. By default,
+            it returns the first text.
+        at: Functions to run when calls begin, keyed by call index.
         prompts: The conversations so far.
     """
 
@@ -689,7 +689,11 @@ WORD = "Use the code word zebra."
 
 
 class CodedEngine(InstructedEngine):
-    """An engine that needs a code word in the instruction, and records the questions asked with the word."""
+    """An engine that is accurate only with a code word in the instruction.
+
+    Attributes:
+        asked_with_word: The questions of all prompts with the code word.
+    """
 
     def __init__(self, **options):
         super().__init__({example.question: example.answer for example in EXAMPLES}, **options)
@@ -741,7 +745,7 @@ def questions_in(text):
 
 
 class TestProposalsFromFailures:
-    """Instructions that the prompt model proposes halfway through the search, from failures and feedback."""
+    """Instructions that the prompt model proposes from failures and feedback, halfway through the search."""
 
     @pytest.mark.parametrize("max_metric_calls", [150, 300])
     def test_an_instruction_that_follows_the_feedback_is_found(self, whole, max_metric_calls):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plr_dspy import PLReorder
 
 EXAMPLES = questions(24, classes=2)
-DEMOS = st.one_of(  # demos with and without an answer, without the prompt's fields, and as dicts
+DEMOS = st.one_of(  # demos with or without an answer, without any field of the prompt, or as dicts
     st.integers(0, 4).map(lambda i: dspy.Example(question=f"demo {i}", answer=f"answer {i % 2}")),
     st.integers(0, 2).map(lambda i: dspy.Example(question=f"demo {i}")),
     st.just(dspy.Example(other="never shown")),
@@ -24,7 +24,7 @@ DEMOS = st.one_of(  # demos with and without an answer, without the prompt's fie
 
 
 class Program(dspy.Module):
-    """A program that calls its predictors in turn, and fails on a share of the questions."""
+    """A program that calls its predictors in turn, and fails on the share `failing` of the questions."""
 
     def __init__(self, predictors, failing):
         super().__init__()
@@ -66,7 +66,7 @@ def test_invariants(predictors, program_fails, metric_fails, max_metric_calls, *
     before = multisets(student)
 
     def metric(example, prediction):
-        # The metric is also called with constant answers, which are not answers of the program.
+        # Count only answers of the program: the metric also scores constant answers.
         if prediction.completions is not None:
             calls.append(example.question)
         if digest(f"metric {example.question}") < metric_fails:
@@ -86,10 +86,10 @@ def test_invariants(predictors, program_fails, metric_fails, max_metric_calls, *
 
     # Neither the compiled copy nor the student gains or loses demos.
     assert multisets(compiled) == multisets(student) == before
-    # Only these demos are shown in prompts.
+    # Each ordering contains exactly the original demos.
     assert all(sorted(slot.ordering) == sorted(slot.original) for slot in report.slots)
 
-    # The number of calls is within the budget, and the log has every call.
+    # The number of calls is within the budget, and the log contains every call.
     total = report.program_calls["total"]
     assert total <= planned <= max_metric_calls
     phases = ("search", "race", "final")
@@ -97,7 +97,7 @@ def test_invariants(predictors, program_fails, metric_fails, max_metric_calls, *
     in_program = sum(error.count for error in report.errors if error.type == "ConnectionError")
     assert len(calls) == total - in_program
 
-    # The report agrees with the log and the saved files.
+    # The report agrees with the log and the saved report.
     logged = Counter(call["error"] for call in calls_logged if "error" in call)
     assert logged == Counter({error.type: error.count for error in report.errors})
     names = {f"trainset[{i}]" for i in range(len(EXAMPLES))}

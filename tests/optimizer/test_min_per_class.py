@@ -64,7 +64,7 @@ def counts_of(demos):
 
 
 def prompts(engine, field="answer"):
-    """Return the classes of the demos in each prompt with demos."""
+    """Count the demos of each class in each prompt that shows demos."""
     counts = []
     for texts in engine.requests:
         answers = [dict(FIELD.findall(reply)).get(field, "").strip() for reply in texts[1:-1:2]]
@@ -87,7 +87,7 @@ class TestChoice:
         assert {count.total() for count in shown} <= set(range(4 * minimum, max_demos + 1))
         assert not chooser.report.scarce_classes
         assert "fewer demos" not in str(chooser.report)
-        # The student, which has no demos, is also a candidate.
+        # The student is also a candidate, although it shows no demos.
         assert chooser.report.candidates[0].ordering == {"self": []}
         for number in {entry.num_demos for entry in chooser.report.best_by_number} - {0}:
             assert show_each([counts_of(chooser.program_with(number).demos)], NAMES[:4], minimum)
@@ -187,7 +187,7 @@ class TestBootstrappedDemosOfEachClass:
     TRAINSET = imbalanced(NAMES, 120)
 
     def bootstrapped(self, max_bootstrapped, trainset=TRAINSET, **options):
-        """Return the number of scarce classes, and the advice on them in the report."""
+        """Return the number of scarce classes, and the report's advice on these classes."""
         limits = {"candidates": "bootstrapped", "min_per_class": 1, "max_demos": 12}
         with using(Teaching(trainset, **options)):
             _, chooser = compiled(

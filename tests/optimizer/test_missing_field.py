@@ -1,4 +1,4 @@
-"""Errors if a metric reads a field that no example has: before any call, or after the metric has read the field."""
+"""Errors about metrics that read a field that no example has, raised before or after the first call."""
 
 import dspy
 import pytest

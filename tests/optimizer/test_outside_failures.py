@@ -16,7 +16,7 @@ from plr_dspy import PLFewShot, PLReorder, evaluate_programs, headroom
 
 EXAMPLES = questions(60)
 
-# For each of DSPy's error types: the exception that an engine raises, and a pattern of the advice.
+# Keyed by DSPy's error type: the exception that an engine raises, and a pattern for the advice.
 CAUSES = {
     "ContextWindowExceededError": (lm15.ContextLengthError, "max_demo_tokens.*context length"),
     "LMAuthError": (lm15.AuthError, "key"),
@@ -40,7 +40,7 @@ STATUSES = {
 
 
 def chosen(log_dir, kind=PLReorder, *, demos=5, metric=exact_match, **options):
-    """Return the report of a compile."""
+    """Compile a student, and return the report."""
     options = {"max_metric_calls": 150, "num_threads": 1, "display_progress": False, **options}
     optimizer = kind(metric, log_dir=log_dir, **options)
     optimizer.compile(student(0 if kind is PLFewShot else demos), trainset=EXAMPLES)
@@ -55,7 +55,7 @@ def undisturbed(kind, **options):
 
 
 class Failing:
-    """A function that raises an error while the environment is broken."""
+    """A function that raises an error while `is_broken` is true."""
 
     def __init__(self, error):
         self.error = error
@@ -170,7 +170,7 @@ def test_a_valset_that_cannot_be_scored_does_not_discard_the_search():
 
 
 class NotFoundError(Exception):
-    """A user's own error with the name of a provider's error."""
+    """A user-defined error with the name of a provider's error."""
 
 
 def test_a_users_own_error_is_not_treated_as_an_outage(tmp_path, caplog):
@@ -186,12 +186,12 @@ def test_a_users_own_error_is_not_treated_as_an_outage(tmp_path, caplog):
 
 
 def is_long(texts):
-    """Return whether a prompt is among the tenth of all prompts that fail."""
+    """Return whether a prompt is one of the tenth of all prompts that can fail."""
     return fakes.digest(repr(texts)) < 0.1
 
 
 class Limited(fakes.OrderSensitiveEngine):
-    """An engine that fails on a tenth of all prompts while its environment is broken."""
+    """An engine that fails on a tenth of all prompts while `failing.is_broken` is true."""
 
     def __init__(self, error):
         super().__init__({example.question: example.answer for example in EXAMPLES})
@@ -219,7 +219,7 @@ class TestCompleted:
             assert num_failed > 5
             reports.append(chosen(tmp_path, kind, max_errors=1_000))
             num_last = engine.num_calls - num_calls
-            # Only failed calls of the last batch, which is the final comparison, are repeated.
+            # Only failed calls of the last batch, the final comparison, are repeated.
             assert num_last <= len(reports[0].candidates) * reports[0].comparison.num_examples
             reports.append(chosen(tmp_path, kind, max_errors=1_000, accept_changes=True))
             assert engine.num_calls == num_calls + num_last + num_failed

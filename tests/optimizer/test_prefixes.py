@@ -38,7 +38,7 @@ class CountingEngine(OrderSensitiveEngine):
         return chat_response(reply.text, prompt_tokens=self._count(messages))
 
     def new_tokens(self):
-        """Count the tokens after the messages that each prompt shares with the previous prompt."""
+        """Count each prompt's tokens after the messages that the previous prompt also had."""
         total = 0
         for last, prompt in itertools.pairwise([[], *self.prompts]):
             shared = [message for message, other in zip(prompt[:-1], last, strict=False) if message == other]
@@ -126,7 +126,7 @@ class TestUncachedTokens:
         sent = sum(tokens["prompt_tokens"] for tokens in report.tokens.values())
         assert report.new_prompt_tokens == pytest.approx(engine.new_tokens(), rel=0.1)
         assert report.new_prompt_tokens < 0.8 * sent
-        # The server may have cached other tokens than the estimate assumes, so both lines say what they count.
+        # The server's cache may differ from the assumed cache, so both lines say what they count.
         details = report.details()
         (model,) = report.tokens
         assert f"tokens of {model}, as the server counted them: " in details

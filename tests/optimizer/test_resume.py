@@ -1,4 +1,4 @@
-"""Runs that are killed or interrupted, or that fail, and then resume from their log_dir."""
+"""Runs that are killed, are interrupted or fail, and then resume from their `log_dir`."""
 
 import asyncio
 import contextlib
@@ -58,7 +58,7 @@ def compiled(log_dir=None, program=None, trainset=EXAMPLES, **options):
 
 @pytest.fixture(scope="module")
 def finished_folder(tmp_path_factory):
-    """Return the log folder of an uninterrupted compile, whose engine is not that of the tests."""
+    """Return the log folder of an uninterrupted compile. The `engine` fixture does not count its calls."""
     folder = tmp_path_factory.mktemp("finished")
     with dspy.context(lm=lm_of(engine_for(EXAMPLES))):
         compiled(folder, num_threads=1)
@@ -67,7 +67,7 @@ def finished_folder(tmp_path_factory):
 
 @pytest.fixture
 def finished_log(finished_folder, tmp_path):
-    """Copy the log of an uninterrupted compile to the test's folder, and return the path of the calls."""
+    """Copy the log of an uninterrupted compile to the test's folder, and return the path of its calls."""
     shutil.copytree(finished_folder, tmp_path, dirs_exist_ok=True)
     return tmp_path / "calls.jsonl"
 
@@ -106,7 +106,7 @@ def lines(path):
 
 
 def ring(number=signal.SIGINT):
-    """Send a signal to this process, as a user or a batch system does."""
+    """Send a signal to this process, as a user or a batch system may do."""
     os.kill(os.getpid(), number)
 
 
@@ -148,7 +148,7 @@ class TestKilled:
     def test_a_call_whose_line_was_removed_is_repeated(
         self, tmp_path, engine, finished_log, uninterrupted, number
     ):
-        """The error about an unreadable line advises removing the line."""
+        """The error about an unreadable line advises the user to remove the line."""
         cells = [line for line in lines(finished_log) if line.startswith(b'{"call"')]
         finished_log.write_bytes(finished_log.read_bytes().replace(cells[number] + b"\n", b""))
         assert comparable(compiled(tmp_path, num_threads=1)) == comparable(uninterrupted)
@@ -176,7 +176,7 @@ class TestKilled:
 
 
 class Metric:
-    """A metric whose public state does not show its function."""
+    """A metric that keeps its function in a private attribute."""
 
     def __init__(self, function):
         self._function = function
@@ -324,7 +324,7 @@ class TestOtherArguments:
         [(PLReorder, {}, 5), (PLReorder, {}, 0), (PLFewShot, {"max_bootstrapped": 4}, 0)],
     )
     def test_the_order_of_examples_does_not_matter(self, tmp_path, engine, kind, options, num_demos):
-        """Splits, pools and added demos stay the same if the examples are shuffled."""
+        """Splits, pools and added demos stay the same if the examples are reversed."""
 
         def go(trainset, log_dir=None):
             options_of = {**options, "max_metric_calls": 100, "num_threads": 1, "display_progress": False}
@@ -402,7 +402,7 @@ class TestOtherArguments:
         assert last.report.candidates == whole.report.candidates
 
     def test_a_student_with_other_demos_starts_a_new_search(self, tmp_path, engine):
-        """Orderings contain indices of demos, which are not valid for other demos."""
+        """Orderings contain demo indices, so they are not valid for other demos."""
         compiled(tmp_path, student(5), EXAMPLES[10:])
         for num_demos in (6, 4):
             (slot,) = compiled(tmp_path, student(num_demos), EXAMPLES[10:], accept_changes=True).slots
@@ -468,7 +468,7 @@ class TestSignals:
             assert 40 < finished <= 50
             assert len(reorder.best_program.demos) == 5
             release.set()
-            # The hanging calls end during this run.
+            # The calls that hung end during this compile.
             reorder.compile(student(5), trainset=EXAMPLES)
             assert reorder.report.program_calls["resumed"] == finished
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -592,7 +592,7 @@ class TestFailed:
         assert Counter(engine.requests.values()).keys() == {1, 2}
 
     def test_a_folder_without_a_correct_answer_accepts_another_metric(self, tmp_path):
-        """Incorrect and unparsable answers are of no use to other compiles."""
+        """No other compile reuses incorrect or unparsable answers."""
         for metric in ("#one", "#other"):
             with open_log(tmp_path, lambda metric=metric: {"metric": metric}) as log:
                 assert not log.tokens_before

@@ -16,7 +16,7 @@ RARE = [labeled(f"text {2 * i + (i % 10 == 0)}", LABELS[i % 10 == 0]) for i in r
 
 
 def shy(demos, text):
-    """Return label probabilities that favor the rare label only if the last demo has it."""
+    """Return label probabilities that favor the rare label only if the last demo has the rare label."""
     odd = int(text.split()[-1]) % 2
     last = int(demos[-1].split()[-1]) % 2 if demos else 0
     easy = int(text.split()[-1]) // 20 % 5 != 0
@@ -110,7 +110,7 @@ def test_equal_answers_are_no_evidence_even_if_their_weights_differ(signal):
 
 
 def test_calibration_weights_labels_by_their_shares():
-    """Check that the offsets equal those of batch calibration over all examples."""
+    """The offsets equal those of batch calibration over all examples."""
 
     def unsure(demos, text):
         own = 0.3 if number(text) % 2 else -2.7
@@ -132,10 +132,10 @@ def test_reports_contain_values_of_the_metric_itself():
     assert report.candidates[0].score == c.original
     assert chosen.score == c.chosen
     assert c.probability >= 0.975 or c.gain_interval[0] <= 0.0
-    # The expected gain is shrunk, as with a metric by example.
+    # The expected gain is shrunk, as it is for a metric by example.
     assert 0.0 < c.expected_gain < 0.75 * c.gain
     assert all(-1.0 <= value <= 1.0 for value in (*c.interval, *c.gain_interval))
-    # The lowest possible score is 0, so the gain is no more certain than the chosen score.
+    # No score is below 0, so the lower bound of the gain is at most that of the chosen score.
     assert c.gain_interval[0] <= c.expected_chosen[1] + 1e-6
     for iteration in report.history:
         assert 0.0 <= iteration.best_score <= 1.0
@@ -237,10 +237,10 @@ class TestBatchCalibration:
         assert program.calibration is None
         assert accuracies["as it is"] == 1.0
         _, accuracies = calibrated(always_right, num_inputs=2)
-        assert accuracies["as it is"] == 1.0, "the label of the metric is among few inputs"
+        assert accuracies["as it is"] == 1.0, "even a few inputs must include the label of the metric"
 
     def test_alternates_labels_and_weights_them_by_their_shares(self):
-        """One of twenty examples is positive, but the model predicts "positive" for more than one of five."""
+        """One of twenty examples is positive, but the model predicts "positive" for five of twenty."""
         texts = [f"text {2 * i + (i % 20 == 0)}" for i in range(400)]
         known = [labeled(text, LABELS[number(text) % 2]) for text in texts]
 
@@ -267,7 +267,7 @@ def test_headroom_and_the_paper_accept_metrics_over_a_set(caplog):
     # Labels alternate until the 8 rare examples that are not demos run out.
     assert np.mean([number(engine.shown(prompt)[1]) % 2 for prompt in engine.prompts]) == 8 / 20
     assert result.score == pytest.approx(known, abs=0.15)
-    # No warning says that there are few positive examples, because all of them are scored in one split.
+    # All positive examples are scored in one split, so no warning says that there are only a few.
     assert "only" not in caplog.text
     options = {"auto": "paper", "num_iterations": 2, "num_samples": 4, "num_final_draws": 2}
     _, report = compiled(PLReorder, F1("positive"), max_metric_calls=None, **options)
@@ -357,7 +357,7 @@ def test_an_unchanged_value_of_the_metric_is_no_gain(calibrate, num_seeds):
 
 
 def test_four_examples_of_a_label_are_not_enough_to_claim_a_gain():
-    """No order has an effect, but many look good by chance."""
+    """The order of demos has no effect, but many orders look good by chance."""
     labels = ["b"] * 4 + ["a"] * 36
     trainset = [dspy.Example(number=i, label=label).with_inputs("number") for i, label in enumerate(labels)]
     inner = dspy.Predict("number -> label")

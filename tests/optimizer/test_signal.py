@@ -148,7 +148,7 @@ def test_log_probabilities_are_used_for_various_programs_metrics_and_failures(op
 def test_answers_without_a_model_call_are_not_conclusive():
     """The program answers every other text, or all texts, without calling its model.
 
-    With seed 1, the program answers the first text without a call. With seed 2, it calls its model.
+    For the first text, the program calls its model with seed 2, but not with seed 1.
     """
 
     def signal(seed=0, every=False):

@@ -64,7 +64,7 @@ class TestCompile:
 
     def test_an_interrupt_in_the_first_round_keeps_the_original_order(self, engine):
         def backwards(self, question):
-            """Answer without an LM. The later the first demo is in `EXAMPLES`, the better are the answers."""
+            """Answer without an LM, more accurately the later the first demo is in `EXAMPLES`."""
             first = EXAMPLES.index(self.predict.demos[0])
             return dspy.Prediction(right=digest(question) < 0.1 + 0.12 * first)
 

@@ -20,7 +20,7 @@ def without_demos(texts):
 
 
 def instructed():
-    """Return a program without demos that has an instruction of its own."""
+    """Return a program without demos that has its own instruction."""
     return dspy.Predict(dspy.Signature("question -> answer", "Answer the question."))
 
 
@@ -89,7 +89,7 @@ class TestRaceOfPrograms:
         assert re.search(r"(\d+) of \1 answers could not be parsed \('plain', 'instructed'\)", caplog.text)
 
     def test_the_report_counts_the_replies_that_could_not_be_parsed(self):
-        """The list has scores expected on new examples, which may be above 0."""
+        """The list shows expected scores. They may be above 0 even if every reply was unparsable."""
         engine = model(without_demos)
         programs = {"plain": dspy.Predict("question -> answer"), "demos": student()}
         report = choose(engine, programs).report
@@ -116,7 +116,7 @@ class TestRaceOfPrograms:
         )
 
     def test_many_programs_get_several_calls_each_before_the_race_ends(self):
-        """On the first example in the race, no reply can be parsed."""
+        """On the first example of the race, no reply can be parsed."""
         first = []
 
         def mumbles(texts):

@@ -1,4 +1,4 @@
-"""Compiles with programs of the user as further candidates."""
+"""Compiles with the user's programs as further candidates."""
 
 import itertools
 
@@ -14,7 +14,7 @@ from plr_dspy.baselines import TopKOrder
 
 
 def report_with_fair(optimizer, forward):
-    """Return the report of a compile with a program "fair", which answers by `forward`."""
+    """Return the report of a compile with a user program "fair" that answers with `forward`."""
     fair = Program(forward, inner=student(demos=[]))
     with using(Engine(), "fake/x"):
         optimizer.compile(student(demos=LEANING), trainset=EXAMPLES, programs={"fair": fair})
@@ -46,7 +46,7 @@ class TestUserPrograms:
 
     @pytest.mark.parametrize("metric", [exact, F1("positive")])
     def test_a_result_of_the_search_is_also_compared_with_the_best_user_program(self, metric, tmp_path):
-        """The user's other program is correct on two thirds of the examples."""
+        """The program "fair" is correct on two thirds of the examples."""
         right = {example.text: example.label for example in EXAMPLES}
 
         def forward(self, text):
@@ -67,7 +67,7 @@ class TestUserPrograms:
         assert Report.load(tmp_path / "report.json") == report
 
     def test_the_report_says_why_a_result_of_the_search_is_not_returned(self):
-        """The user's other program is correct on four fifths of the examples."""
+        """The program "fair" is correct on about four fifths of the examples."""
         labels = {example.text: example.label for example in EXAMPLES}
 
         def forward(self, text):
@@ -89,7 +89,7 @@ class TestUserPrograms:
         assert "it must be at least 3 times as likely to be better as worse)" in str(report)
 
     def test_as_many_programs_are_scored_as_the_budget_allows(self):
-        """The budget is too small to score every program in the first round."""
+        """The budget is too small for a first round with every program."""
         programs = [student(demos=pair) for pair in itertools.permutations(DEMOS, 2)]
         optimizer = PLReorder(exact, max_metric_calls=40, signal="score", display_progress=False)
         with using(Engine(), "fake/x"):

@@ -123,9 +123,9 @@ SHARED = [
     ],
     ["dataclass", "named tuple", "TypedDict"],
 ]
-"""Names of values that one program can have in separate fields, because they do not affect each other.
+"""Names of values that can be separate fields of one program, because they do not affect each other.
 
-All other values need their own program. For example, a single output that is an enum has labels.
+Each other value needs its own program. For example, a single output that is an enum has labels.
 """
 ALONE = [[name] for name in VALUES if not any(name in names for names in SHARED)]
 
@@ -142,7 +142,7 @@ class Said(dspy.ChatAdapter):
 
 
 def asking(kinds: dict[str, Any]) -> dspy.Predict:
-    """Return a program that has an input and an output of each kind. Keys are the names of the outputs."""
+    """Return a program with an input and an output of each type. The keys of `kinds` name the outputs."""
     fields: dict[str, Any] = {"given": (str, dspy.InputField())}
     for name, kind in kinds.items():
         # DSPy does not accept a TypedDict as an input.
@@ -153,7 +153,7 @@ def asking(kinds: dict[str, Any]) -> dspy.Predict:
 
 
 def examples(values: dict[str, Any], count: int = 12) -> list[dspy.Example]:
-    """Return examples with the values as inputs."""
+    """Return `count` examples with `values` as inputs and labels."""
     inputs = {f"of_{name}": value for name, value in values.items()}
     rows = []
     for i in range(count):
@@ -163,7 +163,7 @@ def examples(values: dict[str, Any], count: int = 12) -> list[dspy.Example]:
 
 
 def shown(program: dspy.Predict, demos: list[Any]) -> list[str]:
-    """Return each demo as formatted in a prompt."""
+    """Return each demo as a prompt shows it."""
     return [repr(dspy.settings.adapter.format_demos(program.signature, [demo])) for demo in demos]
 
 
@@ -174,7 +174,7 @@ def right(example: Any, prediction: Any, trace: Any = None) -> bool:
 def bootstrapped(
     kinds: dict[str, Any], answers: dict[str, Any], given: dict[str, Any], **options: Any
 ) -> tuple[list[str], Any]:
-    """Return two bootstrapped demos as formatted in a prompt, and the report."""
+    """Return two bootstrapped demos as a prompt shows them, and the report."""
     limits = {"max_metric_calls": 27, "min_demos": 2, "max_demos": 2, "max_bootstrapped": 3}
     plain = {"candidates": "bootstrapped", "display_progress": False, "num_threads": 1}
     optimizer = PLFewShot(right, **{**plain, **limits, **options})
@@ -265,7 +265,7 @@ UNTYPED = {
 @pytest.mark.parametrize("candidates", [{"demos": "auto"}, {"candidates": "bootstrapped"}], ids=str)
 @pytest.mark.parametrize("make", UNTYPED.values(), ids=UNTYPED)
 def test_fields_without_a_type_accept_any_value(make, candidates, tmp_path):
-    """The value is an input, the label and the program's answer."""
+    """The values are inputs, labels and the program's answers."""
     trainset = []
     for i in range(20):
         example = dspy.Example(point=make(i % 7), answer=make(i % 5), number=i)
@@ -314,7 +314,7 @@ def test_outputs_with_any_name_become_demos(name, is_input):
 
 
 def calls_of_compiles_of_sets(folder):
-    """Return the numbers of calls in two runs that log in a folder, on examples that contain sets."""
+    """Return the number of calls in two compiles that log to `folder`, on examples with sets."""
     names = ["amber", "birch", "cedar", "daisy", "elder"]
     rows = []
     for number in range(40):

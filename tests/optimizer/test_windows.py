@@ -40,7 +40,7 @@ def engine():
 
 @pytest.fixture
 def window(monkeypatch):
-    """Return a function that sets the context window of the model."""
+    """Return a function that sets the size of the model's context window."""
 
     def set_window(tokens):
         entry = {"max_input_tokens": tokens, "litellm_provider": "fake"}

@@ -24,7 +24,7 @@ PHRASES = [
 
 
 def named(value):
-    """Return a name for a test parameter that is the same in every process."""
+    """Return a test parameter's name that is the same in all processes."""
     return getattr(value, "__name__", repr(value))
 
 
@@ -33,9 +33,9 @@ def options(**changed):
 
 
 class Mumbling(OrderSensitiveEngine):
-    """An engine that answers rare phrases correctly, and usual phrases only with demos.
+    """An engine whose replies to usual phrases can be parsed only if the prompt shows demos.
 
-    With demos, all replies can be parsed, and four of five are correct.
+    With demos, four of five replies are correct. Without demos, all parsable replies are correct.
     """
 
     def __init__(self):
@@ -92,7 +92,7 @@ class TestUnparsableReplies:
 
 @functools.cache
 def accuracy_of_all_orders():
-    """Return the mean accuracy of all orders of the demos on the examples."""
+    """Return the accuracy on `EXAMPLES`, averaged over all orders of `DEMOS`."""
     rights = []
     for order in permutations(range(len(DEMOS))):
         demos = [DEMOS[item].text for item in order]
@@ -145,7 +145,7 @@ class TestRandomDemos:
 
 
 class Chancy(OrderSensitiveEngine):
-    """An engine that gives the correct answer with a chance that depends only on the label."""
+    """An engine whose probability of a correct answer depends only on the label."""
 
     def __init__(self, chances, seed=0):
         super().__init__({})
@@ -164,7 +164,7 @@ def label_in(text):
 
 
 def items(number):
-    """Return examples, of which one in three has the label "rare"."""
+    """Return examples. One in three has the label "rare"."""
     texts = [f"item {i}" for i in range(number)]
     return [dspy.Example(text=text, label=label_in(text)).with_inputs("text") for text in texts]
 
@@ -182,7 +182,7 @@ def random_of(engine, metric=exact, trainset=None, **changed):
 
 
 class TestFewCalls:
-    """Random demos whose true scores are known, after a few calls for each of a few prompts."""
+    """Random demos with known true scores, after a few calls for each of a few prompts."""
 
     @pytest.mark.parametrize("metric", [exact, BalancedAccuracy()], ids=named)
     def test_the_interval_covers_the_true_score(self, metric):
@@ -279,7 +279,7 @@ COLORS = {"red": ["apple", "cherry", "rose", "brick"], "blue": ["sea", "sky", "w
 
 
 def things(number, *, seed=0, alike=True):
-    """Return examples with two labels. If `alike`, examples with the same label share words."""
+    """Return examples with two labels. If `alike` is true, examples with the same label share words."""
     rng = random.Random(seed)
     examples = []
     for i in range(number):
@@ -291,7 +291,7 @@ def things(number, *, seed=0, alike=True):
 
 
 class Guessing(OrderSensitiveEngine):
-    """An engine that guesses one of two labels, whatever the demos."""
+    """An engine that guesses one of two labels, regardless of the demos."""
 
     def __init__(self):
         super().__init__({})
@@ -348,7 +348,7 @@ class TestVote:
         assert "is not expected to do better than" in str(report)
 
     def test_the_gain_over_a_calibrated_program_is_over_its_calibrated_answers(self):
-        """The program is always correct after calibration, and on half of the examples before."""
+        """The program is always correct after calibration, but only on half of the examples before."""
 
         def leaning(demos, text):
             return (0.6, 0.4) if number_in(text) % 2 else (0.9, 0.1)

@@ -1,4 +1,4 @@
-"""Metrics of reasoning tasks on tables of correct and incorrect answers, which were checked by hand."""
+"""Metrics of reasoning tasks on tables of correct and incorrect answers that were checked by hand."""
 
 import importlib.util
 import re

@@ -55,9 +55,9 @@ def test_duplicates_and_incomplete_rows_are_skipped(tmp_path, caplog):
             [("fine", "positive"), ("very  fine", "positive"), ("dull", "negative")],
             [("in  both", "negative"), ("twice", "positive"), ("twice", "positive")],
         ]
-    assert "mr: skipped 3 train texts" in caplog.text
-    assert "mr: skipped 3 rows without a text or an answer" in caplog.text
-    assert "mr: skipped 1 rows without a text or an answer" in caplog.text
+    assert "mr: skipped train texts that are repeated or in the test part (3)" in caplog.text
+    assert "mr: skipped rows whose text or answer is empty (3)" in caplog.text
+    assert "mr: skipped rows whose text or answer is empty (1)" in caplog.text
 
 
 def test_byte_order_marks_blank_lines_and_other_fields_are_ignored(tmp_path):
@@ -105,7 +105,7 @@ def test_missing_and_empty_files_are_errors(tmp_path):
 
 
 SOLUTION = {"gsm8k": "So 4 * 5 = 20.\n#### {}", "math500": r"First \\boxed{{no}}, then \\boxed{{{}}}."}
-"""Solutions in the hub's train splits, which end with the answer."""
+"""Templates for solutions in the hub's train splits. Each solution ends with the answer."""
 FIVE_STARS = ["very negative", "negative", "neutral", "positive", "very positive"]
 CLASSES = {
     "mr": ["neg", "pos"],
@@ -115,12 +115,12 @@ CLASSES = {
     "subj": ["subjective", "objective"],
 }
 NUMBERED = ("mr", "agnews")
-"""Tasks whose labels are a `ClassLabel` column on the hub; other tasks have the label names as text."""
+"""Tasks with a `ClassLabel` column of labels on the hub. In other tasks, the label names are text."""
 
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """Return a function that writes a split to a local folder, which replaces the data set of the same name."""
+    """Return a function that writes a split to a local folder. The folder replaces the data set on the hub."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
@@ -143,7 +143,7 @@ def hub(tmp_path, monkeypatch):
 
 
 def on_the_hub(task, source, pairs):
-    """Return pairs of text and answer as columns in the hub's format, and the features of the columns."""
+    """Return pairs of text and answer as columns in the hub's format, with the features of the columns."""
     texts = [text for text, _ in pairs]
     answers = [answer for _, answer in pairs]
     features = None
@@ -184,7 +184,7 @@ def test_rows_on_the_hub_without_a_label_or_text_are_skipped(hub, caplog):
     hub(train, columns, features)
     with caplog.at_level(logging.INFO, logger="paper"):
         assert len(load(MR)[0]) == 4
-    assert "mr: skipped 2 rows without a text or an answer" in caplog.text
+    assert "mr: skipped rows whose text or answer is empty (2)" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_rows_on_the_hub_without_a_label_or_text_are_skipped(hub, caplog):
         ),
         (
             {"text": ["a"], "label": [1]},
-            r"^hub:.*:train\[0\] must have a text in 'label'; got 1. .*--data-dir",
+            r"^hub:.*:train\[0\] must have a string in 'label'; got 1. .*--data-dir",
         ),
         (
             {"sentence": ["a"], "label": [1]},

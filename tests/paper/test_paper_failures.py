@@ -27,7 +27,7 @@ KEY = "zq9verysecretvalue00817"
 
 @pytest.fixture
 def server():
-    """Serve delayed replies: labels that depend on the length of the prompt, or errors with the API key."""
+    """Serve delayed replies: labels that depend on the length of the request, or errors with the API key."""
 
     def answer(request):
         time.sleep(server.seconds)
@@ -133,7 +133,7 @@ def in_one_go():
 
 
 def run_script(options):
-    """Run `python examples/paper` with options, in a process that has already imported DSPy."""
+    """Run `python examples/paper` with these options in a process that has already imported DSPy."""
     sys.path[:] = [folder for folder in sys.path if Path(folder) != SCRIPT.parent]
     for name in list(sys.modules):
         if name.partition(".")[0] == "paper":
@@ -168,9 +168,9 @@ def test_a_killed_grid_leaves_no_workers_and_resumes(server, data, tmp_path, in_
         before = (out / RESULTS).read_bytes()
     server.seconds = 0.0
     assert main(options) == 0
-    assert (out / RESULTS).read_bytes().startswith(before), "finished runs are not repeated"
+    assert (out / RESULTS).read_bytes().startswith(before), "finished runs must not be repeated"
     num_calls = sum(r.program_calls["total"] + 6 for r in read_results(out / RESULTS))
-    assert num_calls <= server.num_requests <= num_calls + 8, "only calls in progress are repeated"
+    assert num_calls <= server.num_requests <= num_calls + 8, "only calls in progress may be repeated"
     assert calls < num_calls
     others = in_one_go(arguments(server, data, tmp_path / "again", "--seeds", "1", "2", **more))
     for result in read_results(out / RESULTS):

@@ -1,4 +1,4 @@
-"""Figures of the results: drawn values, and numbers that agree with scipy or with calculations by hand."""
+"""Figures of the results: drawn values, and numbers compared with scipy and with calculations by hand."""
 
 import itertools
 import sys
@@ -55,7 +55,7 @@ def test_the_ablation_is_drawn_with_the_most_probable_order_first():
     assert [axis.get_ylabel() for axis in first_axes] == [
         f"mr, k = {count}, {update}" for count, update in places
     ]
-    assert not figure.axes[0].lines, "this run is missing"
+    assert not figure.axes[0].lines, "a missing run must have an empty plot"
     run = scored[2]
     axis = figure.axes[1]
     lines = {line.get_label(): line for line in axis.lines}

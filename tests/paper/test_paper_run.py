@@ -81,7 +81,7 @@ def test_tables_are_written(grid_folder, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def ranked_folder(data, tmp_path_factory):
-    """Return a folder with runs that have scored all orders."""
+    """Return a folder with the results of runs that scored all orders."""
     out = tmp_path_factory.mktemp("ranked")
     engine = PlainLabels(lean=0.5)
     with pytest.MonkeyPatch.context() as patch:
@@ -120,7 +120,7 @@ def test_a_dry_run_prints_the_number_of_missing_runs_and_calls(data, grid_folder
     assert run(data, grid_folder, *options, "--dry-run") == 0
     out = capsys.readouterr().out
     assert "6 runs, 2 of them without a result: " in out
-    assert f"  Static: {HELD_OUT}\n" in out, "calls on held-out examples"
+    assert f"  Static: {HELD_OUT}\n" in out, "Static needs only calls on held-out examples"
     assert set(by_run(grid_folder)) == {name for name in by_run(grid_folder) if name.seed < 3}
 
 

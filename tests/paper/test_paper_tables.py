@@ -201,7 +201,7 @@ class TestSignificance:
     def test_holm_lies_between_no_correction_and_bonferroni(self, p_values):
         for p, corrected in zip(p_values, holm(p_values), strict=True):
             assert p <= corrected <= min(1.0, len(p_values) * p)
-        # The sorted values .01, .02, .03, .5, times 4, 3, 2, 1 and made monotone, are .04, .06, .06, .5.
+        # The sorted values .01, .02, .03 and .5, multiplied by 4, 3, 2 and 1, are .04, .06, .06 and .5.
         assert holm([0.03, 0.01, 0.5, 0.02]) == pytest.approx([0.06, 0.04, 0.5, 0.06])
 
 

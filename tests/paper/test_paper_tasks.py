@@ -20,7 +20,7 @@ def rendered(task, format):
 
 
 def answered(task, format, text):
-    """Return the prediction if the model replies with this text, and the request to the model."""
+    """Let the model reply with this text, and return the prediction and the model's request."""
     engine = ScriptedEngine(text)
     lm = dspy.LM("scripted", engine=engine, cache=False)
     with dspy.context(lm=lm, adapter=task.adapter(format)):
@@ -70,5 +70,5 @@ def test_in_chat_prompts_only_open_answers_follow_reasoning(task):
     prediction, _ = answered(task, "chat", reply)
     assert prediction[task.output_field] == answer
     assert prediction.get("reasoning") == ("3 + 4" if task.reasoning else None)
-    # Tokens of such text have more than 2 characters on average.
+    # In such replies, tokens have more than 2 characters on average.
     assert len(reply) / 2 <= task.max_tokens("chat")

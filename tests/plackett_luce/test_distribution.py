@@ -44,9 +44,9 @@ def all_rankings(distribution):
 
 
 def naive_probability(distribution, row):
-    """Return a ranking's probability, calculated item by item with PLR Eq. 2.
+    """Return a ranking's probability, calculated item by item (PLR Eq. 2).
 
-    The result includes the probability of the ranking's length.
+    If lengths are random, the probability of the ranking's length is a factor of the result.
     """
     ranking = [item for item in row if item >= 0]
     weights = [1.0]

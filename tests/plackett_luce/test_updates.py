@@ -33,7 +33,7 @@ def rankings(draw):
 
 
 class TestGolden:
-    """The update rules return the same numbers as the published implementation."""
+    """Agreement of the update rules with the published implementation."""
 
     @pytest.mark.parametrize("case", GOLDEN["mle_adam"])
     def test_maximum_likelihood(self, case):
@@ -109,7 +109,7 @@ class TestFit:
 
 
 def test_rank_ema_assigns_the_mean_remaining_rank_to_items_not_shown():
-    """Among four items, the ranking [2, 0] corresponds to the ranks 1, 2.5, 0, 2.5."""
+    """The ranking [2, 0] of four items assigns the items the ranks 1, 2.5, 0 and 2.5."""
     rule = RankEMA(smoothing=1.0)
     updated = rule.update(rule.initial(4), padded([[2, 0], [3, 1, 0, 2]], 4))
     ranks = (float64([1, 2.5, 0, 2.5]) + float64([2, 1, 3, 0])) / 2
@@ -117,7 +117,7 @@ def test_rank_ema_assigns_the_mean_remaining_rank_to_items_not_shown():
 
 
 def divergence_of_fit(target, orderings, num_components):
-    """Return the smallest Kullback-Leibler divergence from the target in 20 updates."""
+    """Return the smallest Kullback-Leibler divergence between `target` and the fit in 20 updates."""
     rule = MixtureEM(num_components=num_components, weight_floor=1e-12, smoothing=1.0)
     mixture = rule.initial(orderings.shape[1])
     divergences = []

@@ -242,14 +242,14 @@ def test_a_set_metric_that_always_raises_is_rejected_before_any_call():
     def of_yes(counts, labels):
         return float(counts[labels.index("yes")].sum() == 0)
 
-    # The output's type allows "yes", so the function can rely on it.
+    # The output's type allows "yes", so `labels` includes it even if no example has this label.
     assert evaluated_alone(Answering([]), ConfusionMetric(of_yes), examples(3, [])).score == 1.0
     with pytest.raises(TypeError, match=r"got \[.*pass a metric, or a dict such as"):
         evaluated({"a": program}, [exact, F1()], examples(3, [1]))
 
 
 def test_a_metric_over_a_set_counts_unparsable_replies_as_incorrect():
-    """The interval of a difference does not exceed the range of the metric."""
+    """The interval of a difference ends at the largest possible difference."""
     devset = examples(40, {1, 2, 3, 4})
     better = Answering({1, 2, 3, 4})
     unread = Answering({1}, unread=range(10, 40))

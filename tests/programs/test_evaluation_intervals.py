@@ -79,7 +79,7 @@ def test_intervals_have_the_stated_coverage_if_all_answers_may_be_correct(metric
 
 @pytest.mark.parametrize("recall", [0.05, 0.1, 0.2])
 def test_intervals_of_differences_have_the_stated_coverage_if_both_programs_rarely_answer_yes(recall):
-    """Neither program may find an example with the label, so all observed differences have little influence."""
+    """Sometimes neither program finds a positive example, so all observed differences have little influence."""
     devset = examples(100, range(10))
     true_f1 = 2 * recall * 0.1 / (0.1 + recall * 0.1 + 0.05 * 0.9)
     num_covered = 0
@@ -115,7 +115,7 @@ def test_the_difference_between_identical_answers_has_an_interval(metric):
 @pytest.mark.parametrize("metric", [F1("a"), F1(), BalancedAccuracy()])
 @pytest.mark.parametrize("better", ["always b", "correct"])
 def test_the_interval_for_a_difference_includes_it_if_no_reply_could_be_parsed(metric, better):
-    """Without any label, the linear approximation of a metric over a set is poor."""
+    """If no reply has a label, the linear approximation of a metric over a set is poor."""
     labels = ["a" if i % 5 == 0 else "b" for i in range(40)]
     devset = [
         dspy.Example(question=str(i), answer=label).with_inputs("question") for i, label in enumerate(labels)

@@ -1,4 +1,4 @@
-"""Evaluations with `log_dir`, which reuse the calls of an earlier evaluation."""
+"""Evaluations with `log_dir`: they reuse the calls of an earlier evaluation."""
 
 import dspy
 import pytest
@@ -18,7 +18,7 @@ def recall_of_yes(example, prediction, trace=None):
 
 
 class TestLogFolder:
-    """Evaluations with `log_dir` reuse the calls of an earlier evaluation."""
+    """Evaluations that reuse the calls in a log folder."""
 
     NUM_EXAMPLES = 12
     DEVSET = examples(NUM_EXAMPLES, yes=range(6))

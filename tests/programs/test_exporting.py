@@ -42,7 +42,7 @@ class TwoSteps(dspy.Module):
 
 
 def with_demos(program, *values):
-    """Give each predictor one demo per value, in which all fields have this value."""
+    """Give each predictor one demo for each value, with this value in all fields. Return the program."""
     for predictor in program.predictors():
         predictor.demos = [dspy.Example(dict.fromkeys(predictor.signature.fields, value)) for value in values]
     return program

@@ -10,11 +10,11 @@ from label_engines import KIND, LABELS, Classifier, leaning
 from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, evaluate_programs, headroom, load_program
 
 TAKEN = ["completions", "config", "demos", "instance", "lm", "new_signature", "self", "signature"]
-"""Names that inputs of a predictor cannot have, because arguments of DSPy's calls have these names."""
+"""Names that a predictor's inputs cannot have, because arguments of DSPy's calls have these names."""
 
 
 def names_of_dspy():
-    """Return the names that examples, predictions and predictors use."""
+    """Return the names that DSPy's examples, predictions and predictors use."""
     names = {"args", "augmented", "base", "kwargs", "others", "prediction", "score", "trace", *TAKEN}
     for one in (dspy.Example(), dspy.Prediction(), dspy.Predict("question -> answer")):
         names |= {*dir(type(one)), *vars(one)}
@@ -117,7 +117,7 @@ class TestEveryNameWorks:
         check_demos(compiled, place, tmp_path)
 
     def test_in_examples_with_lists(self, place):
-        """Check that a metric's changes to an example are not kept."""
+        """A metric's changes to an example must not affect later calls of the metric."""
 
         def writing(example, prediction, trace=None):
             for name in PLACES[place][1]:

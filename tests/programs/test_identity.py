@@ -106,7 +106,7 @@ SOURCES = {
     "partial": "metric = functools.partial(print, sep=N)",
     "name of an argument": "def metric(e, p, limitN=0):\n    return 1.0",
 }
-"""Sources of metrics that differ only in the number in place of N."""
+"""Sources of metrics. Two metrics with different numbers in place of N must have different digests."""
 
 
 def two_metrics(source):

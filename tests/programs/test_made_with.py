@@ -1,4 +1,4 @@
-"""Warnings if the adapter or model at loading differs from the one that was saved with the program."""
+"""Warnings at loading if the adapter or the model differs from the record in the saved program."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ ADAPTER = dspy.ChatAdapter(use_json_adapter_fallback=False)
 
 
 class OtherAdapter(dspy.ChatAdapter):
-    """An adapter with another name, whose format the fake model follows."""
+    """An adapter with another name, but with a format that the fake model follows."""
 
 
 OTHER = OtherAdapter(use_json_adapter_fallback=False)
@@ -55,7 +55,7 @@ MADE = {
 
 @pytest.fixture(scope="module", params=MADE)
 def saved(request, tmp_path_factory):
-    """Return the path of a saved program, and the function that makes its student."""
+    """Return the path of a saved program and the function that creates its student."""
     make, student_of_it = MADE[request.param]
     path = tmp_path_factory.mktemp("programs") / "program.json"
     with dspy.context(lm=lm(), adapter=ADAPTER):
@@ -100,7 +100,7 @@ class TestWarns:
         path, make = saved
         optimizer = PLReorder(exact_match, **OPTIONS)
         if "retrieval" in json.loads(path.read_text()):
-            pytest.skip("Programs with retrieved demos are not compiled again.")
+            pytest.skip("Programs with retrieved demos cannot be compiled again.")
         with dspy.context(lm=lm(), adapter=OTHER):
             program = optimizer.compile(load_program(make(), path), trainset=EXAMPLES)
         program.save(tmp_path / "again.json")

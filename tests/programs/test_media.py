@@ -113,7 +113,7 @@ class TestIdentity:
                 assert settings["num_train"] + settings["num_selection"] == len(trainset) - 3
 
     def test_image_data_that_differ_in_case_are_different_images(self):
-        """Case is ignored only in text."""
+        """Case is ignored in text, but not in image data."""
 
         def make(i):
             letters = format(i, "08b").replace("0", "a").replace("1", "A")

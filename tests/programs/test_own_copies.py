@@ -1,4 +1,4 @@
-"""Programs and metrics that modify their inputs: the user's examples and the inputs of other calls stay unchanged."""
+"""Programs and metrics that modify their inputs: the user's examples and other calls' inputs stay unchanged."""
 
 import sqlite3
 import threading
@@ -72,7 +72,7 @@ MEMORIES = {
 
 
 class World:
-    """Examples with a memory that program and metric modify, and the memories that all calls received."""
+    """Examples with a memory that the program and the metric modify, and the memories in all calls."""
 
     def __init__(self, make, write, kind=dspy.Example):
         self.write = write
@@ -119,7 +119,7 @@ def calibrate(world, **options):
 
 
 def ask_in_orders(world):
-    """Call a program like those that DEmO returns, which calls the model with several orders."""
+    """Call a program of the kind that DEmO returns: it calls the model with several orders."""
     orders = [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]]
     kept = [{"permutations": {"predict": order}, "content_free": [0.5, 0.5]} for order in orders]
     PerInputOrder(world.program(), kept)(**world.trainset[0].inputs())
@@ -168,7 +168,7 @@ def test_values_in_a_subclass_of_example_are_copied_for_each_call(way):
 
 
 def test_an_input_that_the_program_modifies_is_still_excluded_from_its_demos():
-    """Let the program modify the input before it calls its predictor."""
+    """The program modifies its input before it calls its predictor."""
     world = World(*MEMORIES["history"])
     shown = []
 
@@ -188,7 +188,7 @@ def test_an_input_that_the_program_modifies_is_still_excluded_from_its_demos():
 
 
 class Unshared:
-    """A class with its own `__deepcopy__`."""
+    """A class whose copies are the original object."""
 
     def __init__(self):
         self.lock = threading.Lock()

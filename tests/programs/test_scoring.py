@@ -26,7 +26,7 @@ REVERSED = ((2, 1, 0),)
 
 
 def scorer(program=None, *, metric=exact_match, **options):
-    """Return a scorer for a program with three demos, on "question 10" and all later questions."""
+    """Return a scorer for "question 10" and all later questions. By default, the program has three demos."""
     program = program or student(3)
     work = MetricWork(metric, EXAMPLES[10:])
     options = {"num_threads": 4, **options}
@@ -86,7 +86,7 @@ class TestCells:
         assert all(example.notes == ["a", {"b": 1}] for example in examples)
 
     def test_calls_run_concurrently_or_in_the_main_thread_if_num_threads_is_one(self, engine):
-        """A database connection may work only in the caller's thread."""
+        """Calls with one thread stay in the caller's thread: a database connection may work only there."""
         meeting = threading.Barrier(4)
 
         def meets(example, prediction):
@@ -102,7 +102,7 @@ class TestCells:
 
 
 def failing(errors):
-    """Return a metric that raises these errors, keyed by the number in the question."""
+    """Return a metric that raises these errors. Their keys are the numbers in the questions."""
 
     def metric(example, prediction):
         if error := errors.get(int(example.question.split()[1])):
@@ -147,7 +147,7 @@ class TestErrors:
             assert scored(cells, [IDENTITY], [0, 10]) == [-5.0]
 
     def test_an_example_that_always_fails_is_one_failure_and_is_omitted_for_all_orderings(self, engine):
-        """An example that fails for every order counts as one failure, so it must not end the run."""
+        """An example that fails for every order is counted only once, so that it does not end the run."""
         orderings = [IDENTITY, REVERSED, ((1, 0, 2),), ((1, 2, 0),)]
         metric = failing(dict.fromkeys((12, 15), ZeroDivisionError("boom")))
         cells = scorer(metric=metric, max_errors=3, num_threads=1)
@@ -259,7 +259,7 @@ class TestMetric:
 
 
 class Terse(OrderSensitiveEngine):
-    """Replies with one word, which is cut off after 7 tokens if `cut_off` applies to the last message."""
+    """An engine whose reply is cut off after 7 tokens if `cut_off` is true for the last message."""
 
     def __init__(self, cut_off):
         super().__init__({})
@@ -276,7 +276,7 @@ CUT = "LM response was truncated; increase max_tokens or inspect history."
 
 
 class Messages(logging.Handler):
-    """A handler that stores messages. `caplog` of pytest 8 cannot see those of DSPy, which do not propagate."""
+    """A handler that stores messages. DSPy's messages do not propagate, so `caplog` of pytest 8 misses them."""
 
     def __init__(self):
         super().__init__()
@@ -317,7 +317,7 @@ CUT_OFF = [False, True, False, False]
 def test_each_call_records_whether_the_program_s_reply_was_cut_off_but_not_that_of_a_judge(
     max_tokens, without_history, expected
 ):
-    """Without history, this is known only from the numbers of tokens."""
+    """Without history, only the number of tokens shows whether a reply was cut off."""
 
     def judge(example, prediction):
         dspy.settings.lm("Is it right?")

@@ -16,7 +16,7 @@ def examples(count=20, num_yes=5):
 
 
 class Counting:
-    """A program that answers "yes" to the numbers in `yes`, and stores the number of each call."""
+    """A program that answers "yes" to the numbers in `yes` and stores the number of each call."""
 
     def __init__(self, yes, *, failing=()):
         self.asked = []

@@ -1,4 +1,4 @@
-"""The orders of a program's demos that change its prompts, and the parts that copies of a program share."""
+"""The distinct orders of a program's demos, and the parts that copies of a program share."""
 
 import functools
 import itertools

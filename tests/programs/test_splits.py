@@ -33,7 +33,7 @@ def two_classes(answers):
 
 class TestExamplesThatDemosShow:
     def test_are_recognized_for_all_kinds_of_demos_and_names(self):
-        """Predictors may rename the input, or have only some of the inputs."""
+        """Predictors may rename an input or use only some of the inputs."""
         examples = questions(10)
         demos = [
             examples[0],
@@ -45,7 +45,7 @@ class TestExamplesThatDemosShow:
         assert shown_by([{"query": "question 5", "passages": "p"}], questions(60)) == {5}
         examples = with_input([(i, f"question {i}") for i in range(60)], style="short")
         assert shown_by([{"question": "question 7", "answer": "a"}], examples) == {7}
-        # The question is only one of two inputs.
+        # The demo has only one of the two inputs, under another name.
         assert shown_by([{"query": "question 7", "answer": "a"}], examples) == set()
 
     @pytest.mark.parametrize(("number", "shown"), [(1, {0}), (2, {0, 1}), (3, set())])

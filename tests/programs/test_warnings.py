@@ -29,7 +29,7 @@ RUNS = {
 
 
 def warned(caplog, run, program, examples):
-    """Return the warnings before the first call."""
+    """Return the warnings that are logged before the first call."""
     for predictor in program.predictors():
         predictor.demos = predictor.demos or [
             dspy.Example(question=f"demo {i}", answer="a") for i in range(4)
@@ -65,7 +65,7 @@ def test_examples_without_a_possible_label_are_an_error_before_any_call(run, kin
 
 
 def columns(**values):
-    """Return examples with these columns, each of which repeats a list of values."""
+    """Return 60 examples whose columns repeat these lists of values."""
     examples = []
     for i in range(60):
         row = {name: distinct[i % len(distinct)] for name, distinct in values.items()}
@@ -186,7 +186,7 @@ def with_demos(signature):
 
 
 def warnings_of(caplog, metric, kind, rows):
-    """Return the warnings about answers. The budget check that follows ends the run."""
+    """Return the warnings about answers. The run then ends, because its budget is too small."""
     program = program_of(kind)
     program.demos = [dspy.Example(question=f"demo {i}", answer="a") for i in range(4)]
     with using(engine_for(EXAMPLES)), pytest.raises(ValueError, match="max_metric_calls must be at least"):
@@ -422,7 +422,7 @@ def test_a_warning_names_chosen_demos_that_json_cannot_store(caplog):
 
 
 class NoResponseInHistory(dspy.BaseLM):
-    """An LM that overrides `__call__`, and whose history entries have no response, as DSPy allows."""
+    """An LM that overrides `__call__` and stores no responses in its history. DSPy allows such LMs."""
 
     def __init__(self):
         super().__init__("own/model", cache=False)

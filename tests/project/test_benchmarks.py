@@ -31,7 +31,7 @@ from paper.tasks import TASKS, Task
 
 @pytest.fixture(autouse=True)
 def _restore_log_levels():
-    """Restore the log levels of the process, which benchmarks change."""
+    """Restore the log levels of the process, because benchmarks change them."""
     level = logging.getLogger("plr_dspy").level
     yield
     logging.disable(logging.NOTSET)
@@ -43,7 +43,7 @@ FIRST = {"--model": "hosted_vllm/one", "--pool": "20", "--test": "10", "--demos"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Return a function that runs the live benchmark, and returns the table and the number of calls."""
+    """Return a function that runs the live benchmark and returns the table and the number of calls."""
 
     engines = {}
 
@@ -74,7 +74,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 def test_sides_keep_to_their_calls_and_all_calls_are_counted(run):
-    """Sides without a number have the random search's limit. Calls of "half of it" are added to those of PLReorder."""
+    """Sides without a number have the random search's limit. "half of it, PLReorder" has the calls of both parts."""
     sides = ("random search", "half of it", "half of it, PLReorder", "PLReorder", "PLFewShot@30")
     counted = ("original", "calibrated", "TopK calibrated@100", "calibrate@40")
     num_calls = {}
@@ -82,7 +82,8 @@ def test_sides_keep_to_their_calls_and_all_calls_are_counted(run):
         table, calls = run(*some, pool=30)
         num_calls |= {cells[0].strip("| "): int(cells[2]) for cells in table[1:]}
         if some is sides:
-            assert [cells[3] for cells in table[1:]] == [cells[2] for cells in table[1:]]  # LM calls
+            # Each program call makes one LM call.
+            assert [cells[3] for cells in table[1:]] == [cells[2] for cells in table[1:]]
     assert num_calls["half of it"] < num_calls["half of it, PLReorder"] <= num_calls["random search"]
     assert 0 < num_calls["PLReorder"] <= num_calls["random search"]
     assert 0 < num_calls["PLFewShot@30"] <= 30
@@ -102,7 +103,7 @@ def test_finished_sides_are_read_from_the_results_file(run, tmp_path, monkeypatc
     table, calls = run("original", "PLFewShot@30", results=path)
     again, repeated = run("original", "PLFewShot@30", "nearest last", results=path)
     assert calls > 30
-    assert repeated == 10  # only the held-out examples of the third side
+    assert repeated == 10  # Only the third side makes calls, on the held-out examples.
     assert again[: len(table)] == table
     monkeypatch.setattr(sys, "argv", ["x", str(path), "--against", "nearest last"])
     live_results.main()
@@ -224,7 +225,7 @@ class WordTokenizer:
 
 
 class PromptDigests:
-    """A chat model whose answers depend on the whole prompt, with an optional interrupt before an arrangement."""
+    """A chat model whose answers depend on the whole prompt. An interrupt may end it before an arrangement."""
 
     def __init__(self, stops_at=None):
         self.tokenizer = WordTokenizer()
@@ -245,7 +246,7 @@ class PromptDigests:
 
 @pytest.fixture
 def record_reviews(tmp_path, monkeypatch):
-    """Return a function that makes a recording with a model, and returns the arrays in the file."""
+    """Return a function that makes a recording with a model and returns the arrays in the file."""
     rows = [{"text": f"review {i} of {i % 7}", "label": ("negative", "positive")[i % 2]} for i in range(60)]
     (tmp_path / "mr_train.jsonl").write_text("\n".join(map(json.dumps, rows[:30])))
     (tmp_path / "mr_test.jsonl").write_text("\n".join(map(json.dumps, rows[30:])))
@@ -335,7 +336,7 @@ def test_without_torch_the_error_names_the_packages_to_install(monkeypatch):
 
 
 def simulated_record(path, *, num_sets=10, set_effect=0.0, order_effect=0.0, bias=0.0):
-    """Write and read a record with known accuracies: answers to 1,000 examples, for 3 orders of each set."""
+    """Write and read a record of answers to 1,000 examples, with known accuracies for 3 orders of each set."""
     rng = np.random.default_rng(5)
     gold = rng.integers(2, size=1_000)
     kinds = ["no demos", "nearest"]

@@ -35,7 +35,7 @@ LINK = re.compile(r"\]\(([^()\s]+)\)")
 LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(https?://[^\s\">]+)")
 MOST_NOT_RUN = 3
 BUDGET = 60
-"""Number of program calls in these tests. It replaces the number for `auto="light"`, and numbers above 99 on pages."""
+"""Budget of program calls in these tests. It replaces the budget of `auto="light"` and budgets above 99 on pages."""
 
 EXAMPLES = questions(40)
 LABELS = ["negative", "positive"]
@@ -89,11 +89,11 @@ PRESUPPOSED = {
     },
     "docs/calibration.md": lambda: {**labeled(), "devset": load_reviews("test")[:20]},
 }
-"""Functions that create the variables and files that the code of a page presupposes."""
+"""Functions that create the variables and files that the code of a page needs."""
 
 
 def blocks(page):
-    """Return each Python block of a page: its first line, its code, and whether to run it."""
+    """Return each Python block of a page: the number of its first line, its code, and whether to run it."""
     text = PAGES[page].read_text(encoding="utf-8")
     return [
         (text[: match.start()].count("\n") + 1, match[2], not NOT_RUN.search(text[: match.start()]))
@@ -199,7 +199,7 @@ BRITISH = re.compile(
 
 
 def test_texts_use_american_spelling():
-    """The setting of a published method keeps its name."""
+    """The setting "unlabelled" of a published method keeps its name."""
     paths = [*PAGES.values(), *(ROOT / "notebooks").glob("*.ipynb")]
     for folder in ("benchmarks", "examples"):
         paths += [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md")]
@@ -213,7 +213,7 @@ def without_code(path):
 
 
 def anchors(path):
-    """Return the anchors of the headings of a file."""
+    """Return the anchors of a file's headings."""
     headings = re.findall(r"^#+ (.+)$", without_code(path), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -225,8 +225,8 @@ def test_linked_files_and_headings_exist(page):
             continue
         name, _, anchor = target.partition("#")
         path = (PAGES[page].parent / name).resolve() if name else PAGES[page]
-        assert path.is_file(), f"{page}: no file {target}"
-        assert not anchor or anchor in anchors(path), f"{page}: no heading {target}"
+        assert path.is_file(), f"{page} links to a missing file: {target}"
+        assert not anchor or anchor in anchors(path), f"{page} links to a missing heading: {target}"
 
 
 def test_the_navigation_has_all_pages_and_the_architecture_every_package():
@@ -261,7 +261,7 @@ def test_files_named_on_a_page_exist(page):
 MEASURING = ("evidence", "fewshot", "calibration")
 EVIDENCE = "".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in MEASURING)
 MEASURED = re.compile(r"(?<![\d.])[+-]?\.\d{3}\b")
-"""Matches accuracies and differences on the pages."""
+"""A pattern for accuracies and differences on the pages."""
 
 
 def test_figures_in_the_readme_are_on_the_pages_with_evidence():

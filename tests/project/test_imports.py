@@ -66,7 +66,7 @@ for model in ("openai/gpt-4o-mini", "together_ai/meta-llama/Llama-3-8b-chat-hf")
 
 
 def run(code):
-    """Run code in a new process, and return its output on stdout and stderr."""
+    """Run code in a new process, and return what it writes to stdout and stderr."""
     test_settings = ("HF_HUB_OFFLINE", "LITELLM_LOCAL_MODEL_COST_MAP", "TQDM_DISABLE")
     env = {name: value for name, value in os.environ.items() if name not in test_settings}
     command = [sys.executable, "-c", f"import sys; HEAVY = {HEAVY}\n{code}"]
@@ -87,7 +87,7 @@ def test_importing_loads_no_heavy_modules_and_formats_log_lines_like_dspy():
 
 
 def test_optimizers_load_no_extras_and_an_estimate_needs_no_network_and_prints_nothing():
-    """Check that Torch's compiler is not imported, because importing it takes longer than the package."""
+    """Torch's compiler must not be imported, because its import takes longer than that of the package."""
     assert run(BESIDE_DSPY) == ("", "")
 
 
@@ -117,7 +117,7 @@ def test_every_public_name_exists(package):
 
 
 def private_dspy_names():
-    """Return the private names of attributes of DSPy's objects."""
+    """Return the names of private attributes of DSPy's objects."""
     adapter = dspy.ChatAdapter()
     example = dspy.Example(question="", answer="").with_inputs("question")
     signature = dspy.Predict("question -> answer").signature

@@ -50,4 +50,4 @@ def test_stored_outputs_are_from_one_run(name):
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert not [output for output in outputs if output.output_type == "error"]
     assert not [output for output in outputs if output.get("name") == "stderr"]
-    assert "/site-packages/" not in json.dumps(outputs), "an output contains a path of the author's machine"
+    assert "/site-packages/" not in json.dumps(outputs), "an output contains a path on the author's machine"

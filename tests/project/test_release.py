@@ -19,7 +19,7 @@ LOADED += ["data/reviews_test.jsonl", "data/reviews_train.jsonl"]
 LOADED_AT_RUN_TIME = {f"plr_dspy/{name}" for name in LOADED}
 
 for module in ("build", "hatchling", "twine"):
-    pytest.importorskip(module, reason="the extra `dev` has it")
+    pytest.importorskip(module, reason="needs the extra `dev`")
 
 
 def run(*command, **options):
@@ -87,7 +87,7 @@ def test_the_wheel_contains_only_the_package(wheel, checkout):
     names = held.keys()
     assert names >= LOADED_AT_RUN_TIME
     others = {name for name in names if not name.endswith(".py")}
-    assert others < LOADED_AT_RUN_TIME, "a data file that LOADED does not list"
+    assert others < LOADED_AT_RUN_TIME, "the wheel has a data file that LOADED does not list"
 
 
 def test_the_sdist_contains_the_tests(release):

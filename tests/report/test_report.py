@@ -85,7 +85,7 @@ class TestData:
         questions_of_demos = [demo["question"] for demo in slot.demos]
         assert questions_of_demos == [demo.question for demo in student().demos]
         for demo in slot.demos:
-            assert set(demo) == {"question", "answer"}, "fields that the prompt shows"
+            assert set(demo) == {"question", "answer"}, "demos must have only fields in the prompt"
         phases = [calls[phase] for phase in ("search", "race", "final")]
         assert sum(phases) == calls["total"]
         assert all(phases)
@@ -103,7 +103,7 @@ class TestData:
         assert report.original.num_failed == report.returned.num_failed == 0
 
     def test_failed_calls_are_counted_for_both_programs(self):
-        """The report is the same at any number of threads."""
+        """The report is the same for any number of threads."""
 
         def metric(example, prediction):
             if digest(example.question) < 0.3:
@@ -175,10 +175,10 @@ def candidate(gain, probability, worse):
 
 
 def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, **changes):
-    """Return a hand-made report of a compile run with two demos. Their original order scored 0.5.
+    """Return a hand-made report of a compile run with two demos. The original order scored 0.5.
 
     Args:
-        others: Expected gain and probability of the other candidates.
+        others: For each other candidate, the expected gain and the probability of a gain.
     """
     expected, probability = (0.0, 0.0) if list(ordering) == [0, 1] else others[0]
     slot = {
@@ -539,7 +539,7 @@ class TestText:
         assert "better with probability 0.48, worse with 0.17; it must be at least 3 times" in text
 
     def test_the_report_says_if_a_loss_is_more_likely_than_the_expected_gain(self):
-        """The model of scores expects a gain, but the few scores that differ show a loss."""
+        """The score model expects a gain, but the few scores that differ show a loss."""
         report = by_hand([0, 1], others=[(0.012, 0.2)])
         text = "+0.012, but is more likely to be worse (better with probability 0.20, worse with 0.30)"
         assert f"\nyour program is kept: the best other program is expected to gain {text}\n" in str(report)
@@ -654,13 +654,13 @@ def test_a_report_says_if_nothing_was_compared():
 
 @pytest.mark.parametrize("reason", [StopReason.INTERRUPTED, StopReason.ERROR, StopReason.UNREADABLE])
 class TestUnfinishedRuns:
-    """Reports on runs that an interrupt or an error ended."""
+    """Reports on runs that ended with an interrupt or an error."""
 
     def test_nothing_is_said_to_be_returned(self, chosen, reason):
         unfinished = {"comparison": None, "candidates": [], "stop_reason": reason}
         text = chosen.model_copy(update=unfinished).details()
         assert "so nothing was returned; optimizer.best_program is the best program so far" in text
-        # The same run would end again because of replies that cannot be parsed.
+        # A resumed run would end again, because its replies cannot be parsed.
         can_resume = reason is not StopReason.UNREADABLE
         assert (
             "if log_dir is set, repeat the run with the same arguments to resume it" in text

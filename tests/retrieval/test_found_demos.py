@@ -85,7 +85,7 @@ def compiled(engine, *, student=None, trainset=None, valset=None, asks=1, **opti
     student = student or predict()
     trainset = trainset or examples()
     with using(engine), warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)  # numpy warns of numbers that are not finite
+        warnings.simplefilter("error", RuntimeWarning)  # NumPy warns about results that are not finite.
         program = optimizer.compile(student, trainset=trainset, valset=valset)
     num_calls = optimizer.report.program_calls["total"]
     assert engine.num_calls / asks == num_calls <= optimizer.max_metric_calls
@@ -105,7 +105,7 @@ COPIES = ["none", "exact", "written otherwise", "in the valset", "numbered", "in
 
 
 class TestLeaks:
-    """The model copies the answer from a demo with the same question, but no such demo may be shown."""
+    """Leaks: the model copies the answer from a demo with the same question, so no such demo may be shown."""
 
     @MODES
     @pytest.mark.parametrize("copies", COPIES)
@@ -129,7 +129,7 @@ class TestLeaks:
             trainset = [*trainset, *map(shouted, trainset)]
         engine = CopyingEngine()
         data = {"student": student, "trainset": trainset, "valset": valset}
-        # The search stops early, because all scores are 0. A smaller budget would be used up before.
+        # The search stops early, because all scores are 0. It would use up a smaller budget before it stops.
         options = {"demos": demos, "num_threads": 8, "max_metric_calls": 120}
         _, optimizer = compiled(engine, **options, **data)
         assert engine.num_calls >= 60
@@ -155,7 +155,7 @@ class TestLeaks:
 
     @pytest.mark.parametrize("seed", [5, 7])
     def test_no_leak_from_bootstrapped_demos_to_a_metric_over_a_set(self, seed):
-        """The metric reads the outputs of program calls, not the demos that the teacher made from them."""
+        """The metric reads the outputs of program calls, not the demos that the teacher made from these calls."""
         asked = questions(40)
         step = dspy.ChainOfThought("question -> answer")
         engine = engine_for(asked)
@@ -188,7 +188,7 @@ class TestLeaks:
 
     @MODES
     def test_no_leak_in_plain_threads_without_the_context_of_the_example(self, demos, caplog):
-        """Calls in threads without the context show no retrieved demos."""
+        """Calls in threads that do not know the example show no retrieved demos."""
         warn_of_unknown_example.cache_clear()
 
         def in_a_thread(self, question):
@@ -343,7 +343,7 @@ class TestChoice:
         assert max(engine.requests.values()) == 1
 
     def test_calls_are_resumed_with_another_order_or_embedder(self, tmp_path):
-        """Calls are resumed if the trainset is in another order. With an embedder, fewer calls are resumed."""
+        """Calls are resumed even if the trainset is in another order. With an embedder, fewer calls are resumed."""
         engine = by_color()
         compiled(engine, log_dir=tmp_path)
 

@@ -232,7 +232,7 @@ def test_demos_made_from_the_scored_example_or_its_duplicates_are_skipped():
     assert not {"the cat", "The  cat", "the CAT"} & set(others)
     pool = pool_of(["the cat"], ["x"])
     assert pool.shown({"text": "the cat"}, NearestDemos(), without=own) == []
-    # The program derived one of the inner predictor's inputs, `hint`, from the other.
+    # The program derived the inner predictor's second input, `hint`, from its first, `text`.
     demo = dspy.Example(text="the cat", hint="tail", label="x").with_inputs("text", "hint")
     inner = Pool(dspy.Predict("text, hint -> label"), [demo], ["of another example"])
     inputs = {"text": "The cat", "hint": "tail"}

@@ -42,7 +42,7 @@ def terminal(monkeypatch, capsys):
 
 
 def compiled(kind=PLReorder, metric=exact_match, *, num_demos=5, handlers=(), **options):
-    """Return an optimizer after a compile with only these log handlers."""
+    """Compile with only these log handlers, and return the optimizer."""
     program = dspy.LabeledFewShot(k=num_demos).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
     optimizer = kind(metric, **{"max_metric_calls": 200, "num_threads": 2, **options})
     with mock.patch.object(logging.root, "handlers", list(handlers)):
@@ -65,7 +65,7 @@ def test_a_compile_continues_if_the_bar_cannot_be_written(terminal, monkeypatch,
 
 
 def test_the_bar_counts_the_calls_that_make_demos(terminal):
-    """The bar begins with the number of calls that the budget allows."""
+    """At first, the bar's total is the number of calls that the budget allows."""
     optimizer = PLFewShot(exact_match, max_metric_calls=100, num_threads=1)
     optimizer.compile(dspy.ChainOfThought("question -> answer"), trainset=EXAMPLES)
     totals = re.findall(r"\d+/(\d+) ", terminal())

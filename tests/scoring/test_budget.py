@@ -34,7 +34,7 @@ def begun(budget):
 
 
 def make(budget, *dollars):
-    """Make calls at these prices within the budget, and return the number of calls made."""
+    """Make calls at these prices while the budget allows it, and return the number of calls made."""
     for num_made, cost in enumerate(dollars):
         if not budget.begin():
             return num_made
@@ -45,7 +45,7 @@ def make(budget, *dollars):
 
 @pytest.fixture
 def resumed(tmp_path):
-    """Yield a function that makes calls at given prices, and returns a log that can recall these calls."""
+    """Yield a function that makes calls at given prices and returns a log that can recall these calls."""
     logs = []
 
     def resume(*dollars):
@@ -68,7 +68,7 @@ class TestCost:
         budget.end({})  # The model was not called.
         assert budget.needs_one
         for _ in range(9):
-            budget.end(tokens(0))  # costs nothing, like a cached reply
+            budget.end(tokens(0))  # Like a cached reply, this call costs nothing.
         assert (begun(budget), budget.needs_one) == (10, False)
         budget.end({})
         assert begun(budget) == 1
@@ -140,7 +140,7 @@ class TestCost:
 
 class TestTimeAndCalls:
     def test_the_time_per_call_is_measured_on_new_calls(self, clock, resumed):
-        """Check that recalled calls, which take no time, do not affect the measured time."""
+        """Recalled calls take no time, so they must not affect the measured time."""
         budget = Budget(resumed(*[0] * 500), max_seconds=1000)
         for number in range(500):
             budget.recall((f"order {number}", 0))
@@ -170,7 +170,7 @@ class TestTimeAndCalls:
         ("reserved", "planned", "num_made"),
         [
             (100, 0, 1000 - int(100 * MARGIN)),
-            (250, 2_000, 859),  # reserves an eighth of the affordable calls
+            (250, 2_000, 859),  # An eighth of the affordable calls is reserved: 250 / 2,000.
         ],
     )
     def test_a_search_leaves_time_for_later_calls(self, clock, reserved, planned, num_made):

@@ -58,6 +58,6 @@ def test_a_value_that_contains_itself_is_rejected():
 
 @pytest.mark.parametrize("value", ["\ud83d", {"\ud83d": 1}, [("\ud83d",)]])
 def test_lone_surrogates_are_restored(value):
-    """Check text that UTF-8 cannot encode."""
+    """UTF-8 cannot encode lone surrogates, but a log must be able to store them."""
     data = ValueCodec().encode(value)
     assert ValueCodec().decode(orjson.loads(orjson.dumps(data))) == value

@@ -1,4 +1,4 @@
-"""Examples on which orderings are scored, and their scores if calls fail or the budget runs out."""
+"""The examples on which orderings are scored, and the scores if calls fail or the budget runs out."""
 
 from itertools import chain
 
@@ -95,7 +95,7 @@ class TestExamples:
         assert len(rounds.wanted([ORDERINGS[1]])[ORDERINGS[1]]) == 9 + 6
 
     def test_programs_with_equal_prompts_share_a_call(self):
-        """Check two programs that produce the same prompt for some examples."""
+        """Two programs produce the same prompt for some examples."""
         first = WholeProgram(0, "nearest last")
         second = WholeProgram(1, "nearest first")
         prompts = dict(zip([(first, i) for i in range(3)], "abc", strict=True))
@@ -147,7 +147,7 @@ class TestExamples:
 
     @pytest.mark.parametrize("num_examples", [6, 8, 9])
     def test_a_shifted_schedule_connects_all_examples(self, num_examples):
-        """Common examples of orderings link each example to all other examples."""
+        """Orderings that share examples link each example, directly or indirectly, to all other examples."""
         scores = Rounds(TablePayer(table(num_examples=num_examples)), num_first=2, shifted=True)
         met = [set(row) for row in scores_of_round(scores, ORDERINGS[:10])]
         reached = met[0]
@@ -159,7 +159,7 @@ class TestExamples:
 
     @pytest.mark.parametrize(("calls", "count"), [(0, 0), (3, 0), (4, 1), (11, 2), (12, 3), (99, 5)])
     def test_only_complete_orderings_count_when_the_budget_runs_out(self, calls, count):
-        """Only the orderings before the first incomplete ordering are returned."""
+        """Only the orderings before the first incomplete ordering have scores."""
         payer = TablePayer(table())
         payer.pay([("4", example) for example in range(16, 20)])
         payer.most = 4 + calls
@@ -195,7 +195,7 @@ class TestFailures:
 
 
 class TestBudgets:
-    """Recalled calls count towards the budget like new calls."""
+    """Budgets of calls. Recalled calls use up a budget like new calls."""
 
     def scorer(self, *, max_calls, log=None):
         payer = TablePayer(table(), log)
@@ -223,7 +223,7 @@ class TestBudgets:
         assert len(scorer.records_asked()) == 4
 
     def test_recalled_calls_count_for_the_phase_that_requests_them(self, tmp_path):
-        """A resumed run ends each phase after the same calls as an uninterrupted run."""
+        """In a resumed run, each phase ends after the same calls as in an uninterrupted run."""
         log = RunLog(tmp_path / "calls.jsonl")
         TablePayer(table(), log).pay([("0", example) for example in range(8)])
         log.close()

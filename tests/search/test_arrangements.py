@@ -1,4 +1,4 @@
-"""Searches over arrangements, which differ in the items shown, their number and their order."""
+"""Searches over arrangements: they differ in the items shown, the number of items and their order."""
 
 from itertools import chain
 
@@ -90,7 +90,7 @@ def test_refits_to_the_items_that_elites_show_counted_from_the_end(rule):
     shown = torch.tensor([[1, 3, -1, -1], [1, 2, 0, -1], [-1, -1, -1, -1]])
     expected = rule.update(rule.initial(4), shown, weights)
     torch.testing.assert_close(distribution.logits, expected.logits)
-    of_lengths = weights[[2, 0, 1]].numpy() / 3  # shares of the elites with 0, 2 and 3 items
+    of_lengths = weights[[2, 0, 1]].numpy() / 3  # These are the elites' shares for 0, 2 and 3 items.
     shares = 0.95 * (0.3 / 4 + 0.7 * np.insert(of_lengths, 1, 0.0)) + 0.05 / 4
     probabilities = distribution.length_probabilities.tolist()
     assert probabilities == pytest.approx(shares.tolist())
@@ -98,7 +98,7 @@ def test_refits_to_the_items_that_elites_show_counted_from_the_end(rule):
 
 class TestWorlds:
     def test_beats_random_search_with_the_same_number_of_calls(self):
-        """Over 16 worlds, the mean scores are .806 and .773."""
+        """In a measurement over 16 worlds, the mean scores were .806 and, for random search, .773."""
         scores = []
         for seed in range(61_004, 61_008):
             pool = Pool(ArrangementWorld("classes", 30, seed), 100)
@@ -108,7 +108,7 @@ class TestWorlds:
         assert default > by_halving + 0.01
 
     def test_a_student_without_demos_is_replaced_if_any_demos_help(self):
-        """Of 24 compiles, 22 replace the student."""
+        """In a measurement, 22 of 24 compiles replaced the student."""
         results = []
         for seed in range(62_004, 62_012):
             pool = Pool(ArrangementWorld("help", 25, seed), 100)
@@ -126,7 +126,7 @@ class TestWorlds:
     )
     def test_rarely_claims_a_gain_or_loses_score_if_no_demo_helps(self, kind, method, num_known):
         """At most one of four compiles may claim that its choice is better."""
-        # If demos do harm, none of 40 compiles returns a program with demos.
+        # In a measurement with harmful demos, none of 40 compiles returned a program with demos.
         better = []
         replaced = []
         change = []
@@ -142,7 +142,7 @@ class TestWorlds:
 
 
 def test_random_arrangements_of_a_small_pool_have_all_lengths_and_keep_most_instructions():
-    """A shuffle of 6 items contains only one arrangement of 4 items, so the lengths must vary over shuffles."""
+    """A shuffle of 6 items contains only one arrangement of 4 items, so the lengths must vary between shuffles."""
     items = tuple(range(6))
     space = OrderingSpace((items, items[:5]), ((0, 4), (1, 1)), ((), (0,)), choices=(0,))
     arrangements = ThompsonSearch(space, num_examples=50, num_initial=60).nested(60)

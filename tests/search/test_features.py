@@ -50,7 +50,7 @@ KERNELS = {
     "class region": lambda a, b, _: near(classes_of(a), classes_of(b)),
     "class adjacency": lambda a, b, _: number_of_equal_pairs(classes_of(a), classes_of(b)),
 }
-"""For each family, the similarity of two orderings of one block, by the definition of the family."""
+"""For each family, its definition of the similarity between two orderings of one block."""
 
 
 def common(family, space, some):
@@ -83,7 +83,7 @@ def test_inner_products_match_the_kernels_and_families_have_equal_norm(space, na
     assert features.names == list(names)
     assert set(KERNELS) == set(FAMILIES)
     for name, values in zip(names, features(some), strict=True):
-        # Allow for errors, because `_smooth` omits directions with tiny variances.
+        # Allow small errors, because `_smooth` omits directions with tiny variances.
         np.testing.assert_allclose(shape(values @ values.T), shape(common(name, space, some)), atol=1e-5)
     for values in features(drawn(space, 1_500, seed=1)):
         assert (values.mean(axis=0) ** 2).sum() < 0.02

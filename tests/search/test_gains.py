@@ -38,7 +38,7 @@ def by_conditioning(means, covariance, apart, noise, reference, outsider_scales)
     gains = []
     chances = []
     sizes = np.maximum(1.0, (NUM_EXAMPLES - 1) / stats.chi2(NUM_EXAMPLES - 1).isf(ERROR_QUANTILES))
-    # All scales of outsiders, which differ from all other orderings, and all sizes of errors are equally likely.
+    # Outsiders differ from all other orderings. All their scales and all sizes of errors are equally likely.
     for scale, kind, times in itertools.product(SCALES, outsider_scales, sizes):
         prior = scale * covariance + kind * apart
         seen = contrasts @ (prior + times * noise) @ contrasts.T

@@ -67,7 +67,7 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, share_known=0.0, num_la
     responses = LabelResponses(
         table,
         logprobs_of,
-        # Put the wrong shares first, so that the model must choose others.
+        # Put the wrong shares first, so that the model must choose other shares.
         shares_to_try(table)[:, ::-1] if calibrating else None,
         calibrating,
     )

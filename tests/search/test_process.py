@@ -17,7 +17,7 @@ SIZE = 12
 NUM = 40
 
 few_missing = st.lists(st.sets(st.integers(0, SIZE - 1), max_size=4), min_size=SIZE, max_size=SIZE)
-"""Missing columns of each of 12 rows. Any two rows share a known column, so that the table is connected."""
+"""Missing columns of each of 12 rows. Any two rows share a known column, so the table is connected."""
 
 
 def additive(seed, shape=(SIZE, SIZE)):
@@ -53,11 +53,11 @@ class TestCrossedEffects:
     @pytest.mark.parametrize(
         ("scores", "expected"),
         [
-            ([[0.3, np.nan], [np.nan, 0.9]], 3.0),  # no example has two scores
-            # Orderings agree, but examples differ.
+            ([[0.3, np.nan], [np.nan, 0.9]], 3.0),  # No example has two scores.
+            # The orderings agree, but the examples differ.
             ([[1.0, 0.0], [1.0, 0.0]], 0.05),
             ([[1.0, 1.0], [1.0, 1.0]], 3.0),
-            # Examples are equally hard, so the ratio is (40 + 10) / (10 / 3).
+            # All examples are equally hard, so the ratio is (40 + 10) / (10 / 3).
             ([[1.0, 0.0] * 20, [0.0, 1.0] * 20], 15.0),
         ],
     )
@@ -102,7 +102,7 @@ class BiasedWorld:
     """A world in which the positions of items determine the label bias of orderings.
 
     Args:
-        classes: Classes that the examples have in turn.
+        classes: Classes of the examples, repeated in turn.
         loadings: For each class, the increase of the score if the label bias is 1.
         gain: Decrease of the mean score per unit of absolute label bias.
     """
@@ -173,7 +173,7 @@ def variances_of(process):
 
 
 def conditioned(world, variances):
-    """Return the mean and covariance of f, given the scores of all cells.
+    """Return the posterior mean and covariance of the orderings' values, given all known scores.
 
     Scores of two orderings on the same example are correlated, because the example prefers some orderings.
     """
@@ -194,7 +194,7 @@ def conditioned(world, variances):
 
 
 def preferred(world):
-    """Return the covariance between orderings of an example's preferences."""
+    """Return the covariance matrix of an example's preferences for orderings."""
     table = ScoreTable(world.scores)
     rest = np.where(table.known, world.scores - table.example_effects(adjusted(world.scores)), 0.0)
     rest = np.where(table.known, rest - adjusted(world.scores)[:, None], 0.0)

@@ -135,7 +135,10 @@ class TestSpace:
 
 
 def probability(logits, quotas, items):
-    """Multiply each item's probability of being drawn from the items that leave room for the missing classes."""
+    """Return the probability of drawing these items one by one.
+
+    Each item is drawn from the items that leave room for the missing classes.
+    """
     product = 1.0
     for place, item in enumerate(items):
         left = []
@@ -230,7 +233,7 @@ class TestManyClasses:
         rng = np.random.default_rng(0)
         moved = [space.moved(space.identity, rng) for _ in range(300)]
         num_replaced = sum(set(ordering[0]) != set(space.identity[0]) for ordering in moved)
-        assert 70 < num_replaced < 130  # The kinds replace, shift and swap are equally likely.
+        assert 70 < num_replaced < 130  # The three kinds of moves (replace, shift, swap) are equally likely.
 
 
 def test_draws_reach_the_few_orderings_that_a_tight_limit_allows():

@@ -28,8 +28,8 @@ class World:
 
     Args:
         num_calls: Number of examples on which each ordering is called.
-        drawn: Whether answers are sampled, as at a temperature of 1, instead of the likeliest
-            labels.
+        drawn: Whether answers are sampled, as at a temperature of 1. If not, they are the
+            likeliest labels.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ def test_effect_process_equals_gaussian_conditioning(seed, outputs):
 
 @pytest.mark.parametrize("num_labels", [2, 4])
 def test_two_examples_per_ordering_predict_its_score(num_labels):
-    """Check that predictions are better than the accuracy on three times as many examples."""
+    """Predictions must be better than the accuracy on three times as many examples."""
     modeled = []
     counted = []
     for seed in range(5):
@@ -206,7 +206,7 @@ class TestOrderingModel:
             assert (fitted.estimates() == alone) == is_ignored
 
     def test_gains_over_a_program_without_readable_labels_are_predicted(self):
-        """Check gains over an ordering without demos. The replies to its prompts never contain a label."""
+        """The original is an ordering without demos. The replies to its prompts never contain a label."""
         world = World(lean=2.0)
         scores = {WITHOUT_DEMOS: dict.fromkeys(range(25), 0.0), **self.scores_of(world)}
         fitted = OrderingModel(SPACE, responses=self.responses(world)).fit(scores)
@@ -220,7 +220,7 @@ class TestOrderingModel:
     @pytest.mark.parametrize(("unit", "lowest"), [(100.0, 0.0), (0.001, 0.0), (4.0, 1.0), (1.0, 1_000.0)])
     @pytest.mark.parametrize("calibrating", [False, True])
     def test_probabilities_do_not_depend_on_the_range_of_the_metric(self, calibrating, unit, lowest):
-        """The program without demos answers as one of the orderings."""
+        """The program without demos answers like one of the orderings."""
         world = World(lean=2.0, num_calls=6)
         own = self.responses(world)
         scores = self.scores_of(world)
@@ -345,7 +345,7 @@ class TestOrderingModel:
 
     @pytest.mark.parametrize("count", [1, 4, 20])
     def test_a_whole_program_is_calibrated_by_its_own_answers(self, count):
-        """The prior counts as four additional answers with the target shares of the labels."""
+        """The prior weighs as much as four additional answers with the target shares of the labels."""
         fitted, _ = self.fitted(range(count), right=np.ones(count))
         answers = np.exp([-3.0, 3.0]) / np.exp([-3.0, 3.0]).sum()
         means = (count * answers + 4 * np.array([0.4, 0.6])) / (count + 4)

@@ -1,4 +1,4 @@
-"""Cross-entropy search, random search, and the reasons to stop a search."""
+"""Cross-entropy search, random search, and why a search stops."""
 
 import math
 from itertools import chain

@@ -56,7 +56,7 @@ def without(items, left_out):
 
 
 def one_item_apart(first, second):
-    """Return whether orderings are equal except for the position of at most one item."""
+    """Return whether the orderings differ in the position of at most one item."""
     return any(without(first, item) == without(second, item) for item in first)
 
 
@@ -101,8 +101,7 @@ class TestSpace:
         assert OrderingSpace.of_sizes(4, 3).num_distinct == 24 * 6
         assert OrderingSpace.of_sizes(30).num_distinct == math.factorial(30)
         assert OrderingSpace.of_sizes(40, min_length=8, max_length=8).num_distinct == math.perm(40, 8)
-        # An arrangement of n items is empty, or has one of n first items before an arrangement of
-        # the others.
+        # An arrangement of n items is empty, or has one of n first items and an arrangement of the rest.
         total = 1
         for size in range(1, 31):
             total = size * total + 1
@@ -205,7 +204,7 @@ def test_moves_reach_exactly_the_orderings_one_move_away(limits, begin):
 
 
 class TestChoices:
-    """The last blocks can be choices of exactly one item, such as an instruction."""
+    """Spaces whose last blocks are choices of exactly one item, such as an instruction."""
 
     SPACE = OrderingSpace(
         (tuple(range(4)), tuple(range(3)), tuple(range(2))),

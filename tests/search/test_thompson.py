@@ -78,7 +78,7 @@ class TestSearch:
         assert batches[-1] == []
         assert (len(world.known), world.calls) == (6, 6 * 30)
         assert len(asked_in(batches)) == 6 * 3, (
-            "no ordering is requested again after all its scores are known"
+            "an ordering must not be requested again after all its scores are known"
         )
 
     def test_ends_if_an_example_cannot_be_scored(self):

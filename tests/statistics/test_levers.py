@@ -10,12 +10,12 @@ from plr_dspy.statistics.levers import Gain, PairedExperiment
 
 TABLES = 150
 FEWER_TABLES = 80
-"""Enough tables if the limits are far from the rates."""
+"""Number of tables that suffices if the limits are far from the rates."""
 
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
-    """Use few draws. After each test, restore the numbers of draws, which the benchmark changes."""
+    """Use few draws, and restore the numbers of draws after each test, because the benchmark changes them."""
     monkeypatch.setattr(comparisons, "NUM_DRAWS", 2_000)
     monkeypatch.setattr(comparisons, "NUM_FLIPS", 999)
 

@@ -22,13 +22,13 @@ from plr_dspy.statistics.comparisons import draw_deviations, likely_bounds, mean
 
 SHAPES = st.tuples(st.integers(1, 12), st.integers(2, 6))
 SCORES = SHAPES.flatmap(lambda shape: arrays(np.float64, shape, elements=st.floats(-20, 20)))
-DEVIATIONS = {"largest": 0.5, "disagreement": 1.0, "usual": 0.1}  # arguments of `draw_deviations`
+DEVIATIONS = {"largest": 0.5, "disagreement": 1.0, "usual": 0.1}  # These are arguments of `draw_deviations`.
 TABLES = SCORES.map(lambda scores: log_softmax(scores, axis=1))
 
 
 class TestBatchOffsets:
     def test_offsets_follow_the_prior_and_unseen_labels_have_probability_0(self):
-        """An unseen label is one that was not among the likeliest tokens."""
+        """A label is unseen if it was not among the likeliest tokens."""
         table = np.log([[0.9, 0.1], [0.7, 0.3]])
         prior = [0.25, 0.75]
         expected = np.log(prior) - np.log([0.8, 0.2])
