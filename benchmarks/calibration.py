@@ -3,12 +3,13 @@
 python benchmarks/calibration.py --recorded benchmarks/recorded/*.npz
 python benchmarks/calibration.py      # simulations, compared with dspy.experimental.ReAnchor
 
-Recorded examples are split into a pool and a held-out half. Each order is calibrated by its mean label
-probabilities on the pool. "Best" is the order with the highest accuracy on the pool. Means are over 40 splits.
+Half of the recorded examples are the pool, and the other half are held out. Each order is calibrated by its
+mean label probabilities on the pool. "Best" is the order with the highest accuracy on the pool. The values
+are means over 40 random splits.
 
-Simulated models favor the last label by `--leans`, in log-odds. `--shares` is the share of inputs whose
-correct label is the first. If the share is 0, all labels are equally frequent. Calibrations are fitted to
-`--inputs` inputs and scored on 500 other inputs, in 200 worlds.
+Simulated models favor the last label by `--leans`, in log-odds. `--shares` is the share of inputs with the
+first label. If it is 0, all labels are equally frequent. Calibrations are fitted to `--inputs` inputs and
+scored on 500 other inputs, in 200 worlds.
 """
 
 import argparse
@@ -32,20 +33,23 @@ NUM_HELD_OUT = 500
 
 
 def recorded_answers(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return log-probabilities ``[orders, examples, labels]`` and correct labels from a file of `record.py`."""
+    """Return the log-probabilities ``[orders, examples, labels]`` and correct labels in a recording."""
     data = np.load(path)
     return log_softmax(data["logprobs"].astype(np.float64), axis=2), data["gold"]
 
 
 def split(table: np.ndarray, gold: np.ndarray, seed: int) -> dict[str, float]:
-    """Return accuracies on a held-out half, from log-probabilities ``[orders, examples, labels]``."""
+    """Return held-out accuracies with and without calibration, and their standard deviations over orders.
+
+    `table` has the log-probabilities ``[orders, examples, labels]``.
+    """
     shuffled = np.random.default_rng(seed).permutation(len(gold))
     pool, held_out = np.split(shuffled, [len(gold) // 2])
     offsets = [batch_offsets(rows[pool]) for rows in table]
     calibrated_tables = [calibrated(rows, own) for rows, own in zip(table, offsets, strict=True)]
     is_right = table.argmax(axis=2) == gold
     is_right_calibrated = np.stack(calibrated_tables).argmax(axis=2) == gold
-    # PDO minimizes the divergence of the mean probabilities from uniform. Constant terms are omitted.
+    # PDO minimizes the divergence of the mean probabilities from equal ones. Constant terms are omitted.
     unevenness = -logsumexp(table[:, pool], axis=1).sum(axis=1)
     by_pdo = unevenness.argmin()
     best = is_right[:, pool].mean(axis=1).argmax()
@@ -90,7 +94,7 @@ def reanchored(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
 def by_labels(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
     """Return the offsets ``[labels]`` with the best cross-validated accuracy.
 
-    Candidates are zeros, and the offsets of batch calibration for each choice of likely label shares.
+    Candidates are zero offsets, and the offsets of batch calibration to each of the likely label shares.
     """
     num_labels = table.shape[1]
     accuracy = (table.argmax(axis=1) == right_labels).mean()
@@ -106,8 +110,8 @@ def by_labels(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
 def simulated(num_labels: int, share: float, lean: float, num_inputs: int, seed: int) -> dict[str, float]:
     """Return the accuracy of each method on held-out inputs.
 
-    Logits are normally distributed around the log share of each label. A model that favors no label would return the
-    true probabilities.
+    Each label's logits are normally distributed around its log share. A model that favors no label
+    would return the true probabilities.
     """
     rng = np.random.default_rng(seed)
     share = share or 1 / num_labels
@@ -133,7 +137,7 @@ def simulated(num_labels: int, share: float, lean: float, num_inputs: int, seed:
 
 
 def means(measure: Callable[[int], dict[str, float]], number: int) -> dict[str, str]:
-    """Return the mean of each measured value over seeds 0 to `number` - 1."""
+    """Return the mean of each measured value over the first `number` seeds, formatted for the table."""
     frame = pd.DataFrame(measure(seed) for seed in range(number))
     return {name: f"{mean:.3f}" for name, mean in frame.mean().items()}
 

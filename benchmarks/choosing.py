@@ -1,19 +1,20 @@
-"""The number of calls in a race between simulated programs, and how often the race finds the best program.
+"""The cost of a race between simulated programs, and how often the race finds the best program.
 
 python benchmarks/choosing.py                     # 2, 5 and 20 programs, and gaps of 0 to .1
 python benchmarks/choosing.py --programs 2 --gaps 0.05 --races 1000 --jobs 2
 
-Answers are correct or incorrect. A program's answer is correct if the sum of the program's ability, the example's ease
-and their interaction is positive. One program, drawn at random, is better than all others by the gap. In worlds with
-a "spread", the true scores of all programs are drawn with this standard deviation.
+An answer is correct if the sum of the program's ability, the example's ease and their interaction is positive. In
+worlds with "one better", a random program is better than all others by the gap. In worlds with a "spread", the gap is
+the standard deviation of the programs' true scores.
 
-calls          calls of the race, relative to scoring all programs on all examples
+calls          calls in the race, as a share of the calls that score all programs on all examples
 right          share of races that return a program within half a point of the best
 rule           the same share for the program that the race's rule would choose, given all scores
 best mean      the same share for the program with the highest mean of all scores
+lost           mean difference between the best program and the returned program, in true scores
 inside         share of reported intervals that contain the returned program's true score or gain
 better         share of races that report a gain with a probability of at least .9
-false          share of races that report such a gain although the returned program is not better than the first
+false          share of races that report such a gain, but return a program that is no better than the first
 """
 
 import argparse
@@ -42,14 +43,14 @@ from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.model.paired import ProgramModel
 from plr_dspy.search.space import Candidate, OrderingSpace, WholeProgram
 
-TOLERANCE = 0.005  # maximum difference of a correctly chosen program from the best true score
+TOLERANCE = 0.005  # maximum difference between the best true score and that of a right choice
 EFFECTS = (0.3, 0.6, 1.0)  # standard deviations of interactions, relative to that of the examples' ease
-ABILITIES = (0.5, 0.8)  # range from which the true mean score of the other programs is drawn
+ABILITIES = (0.5, 0.8)  # range of the programs' true mean score, without the gap or spread
 
 
 @dataclass(frozen=True)
 class World:
-    """Programs whose true mean scores are known, and their scores on examples."""
+    """The true mean scores of simulated programs, and their scores on examples."""
 
     truth: np.ndarray  # [programs]
     scores: np.ndarray  # [programs, examples]
@@ -71,7 +72,7 @@ def make_world(seed: int, *, num_programs: int, gap: float, kind: str, num_examp
 
 
 class TablePayer:
-    """An implementation of `Payer` whose calls look up scores in a table."""
+    """An implementation of `Payer` that looks up scores in a table."""
 
     def __init__(self, scores: np.ndarray, max_calls: int) -> None:
         self.scores = scores
@@ -79,7 +80,7 @@ class TablePayer:
         self.budget = Budget(self.log, max_calls=max_calls)
 
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
-        """Return the index of a program, as text."""
+        """Return the index of a program, as a string."""
         assert isinstance(ordering, WholeProgram)
         return str(ordering.number)
 
@@ -90,7 +91,7 @@ class TablePayer:
 
 
 def race(world: World, *, max_calls: int | None = None) -> EliminationRun:
-    """Return a race of the world's programs, ready to run."""
+    """Return a race between the world's programs, ready to run."""
     num_programs, num_examples = world.scores.shape
     first, *others = (WholeProgram(number, f"program {number}") for number in range(num_programs))
     most = max_calls or world.scores.size
@@ -123,7 +124,7 @@ def chosen_by_all(world: World) -> int:
 def measured(
     seed: int, *, num_programs: int, gap: float, kind: str, num_examples: int, share: float
 ) -> dict[str, float]:
-    """Run a race in one world, and return the values for the table."""
+    """Run one race in a world, and return its measurements."""
     torch.set_num_threads(1)
     world = make_world(seed, num_programs=num_programs, gap=gap, kind=kind, num_examples=num_examples)
     most = world.scores.size
@@ -168,7 +169,7 @@ def cells(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def rows_of(args: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterator[dict[str, object]]:
-    """Yield a row for each world, and for the mean over worlds with the same number of programs."""
+    """Yield a table row for each world, and one for all worlds with the same number of programs."""
     worlds = [*itertools.product(["one better"], args.gaps), *itertools.product(["spread"], args.spreads)]
     seeds = range(args.first_seed, args.first_seed + args.races)
     for num_programs in args.programs:

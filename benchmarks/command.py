@@ -17,7 +17,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORDED = Path(__file__).parent / "recorded"
 
 SERVED = {"model": "local", "api_base": [str], "threads": 2, "cache": False}
-"""Options for the language model, local or on a server; `cache` turns on DSPy's cache."""
+"""Options that select the language model, local or on a server. `cache` turns on DSPy's cache."""
 
 
 def options(
@@ -27,9 +27,9 @@ def options(
 
     Args:
         text: Text to print for --help.
-        among: Allowed values of options, keyed by the option's name.
-        defaults: Defaults of options, keyed by the option's name. A list defines an option with several values, and
-            False defines a switch. A type defines an option without a default.
+        among: The allowed values of an option, keyed by its name.
+        defaults: The default of each option, keyed by its name. A list defines an option with
+            several values, and False defines a switch. A type defines an option without a default.
     """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
@@ -54,7 +54,7 @@ def options(
 
 
 def print_table(rows: Iterable[Mapping[str, object]]) -> None:
-    """Print rows with the same columns as a Markdown table, each row as soon as it is available."""
+    """Print a Markdown table, each row as soon as it is available. All rows must have the same columns."""
     for number, row in enumerate(rows):
         if number == 0:
             print(f"| {' | '.join(row)} |")
@@ -79,7 +79,10 @@ def with_interval(values: Sequence[float] | np.ndarray) -> str:
 
 
 def read_table(text: str, first_column: str) -> pd.DataFrame:
-    """Return the table whose header starts with `first_column` in a Markdown page, indexed by its first column."""
+    """Return the Markdown table in `text` whose header starts with `first_column`.
+
+    The index of the frame is the table's first column.
+    """
     lines = text[text.index(f"| {first_column}") :].split("\n\n")[0].strip()
     frame = pd.read_csv(
         io.StringIO(lines), sep=r"\s*\|\s*", engine="python", dtype=str, keep_default_na=False

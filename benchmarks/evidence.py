@@ -1,12 +1,12 @@
-"""A comparison of figures in the docs with newly computed figures. Figures that need a model are not checked.
+"""A comparison of figures in the docs with newly computed figures.
 
-The figures of the instruct model are computed from recorded results.
+Figures that need a model are checked only for the instruct model, from recorded results.
 
-python benchmarks/evidence.py                      # a few compiles for each figure, 20 minutes on 2 cores
+python benchmarks/evidence.py                      # a few compiles for each figure, 9 minutes on 2 cores
 python benchmarks/evidence.py --only recorded --compiles 48
 
-Each figure is computed from fewer compiles than in the docs, and must agree within the noise of both. One in
-2,000 figures disagrees by chance.
+Each figure is computed from fewer compiles than in the docs. Both figures must agree within their noise.
+By chance, one figure in 2,000 disagrees.
 """
 
 import itertools
@@ -55,15 +55,15 @@ class Figure:
     name: str
     cell: str  # the figure as written in the docs
     values: Sequence[float]
-    num_in_docs: int  # number of compiles behind the figure in the docs; 0 if the figures must be identical
+    num_in_docs: int  # number of compiles behind the figure in the docs; 0 if the new mean must be equal
 
 
 @dataclass(frozen=True)
 class Compiles:
-    """Compiles in a pool of processes."""
+    """A function that makes a number of compiles in a pool of processes."""
 
     pool: ProcessPoolExecutor
-    number: int  # number of compiles over all worlds, at least one in each
+    number: int  # total number of compiles over all worlds; each world has at least one
 
     def __call__(
         self, worlds: Sequence[World], method: str, first_seed: int, factor: int = 1
@@ -78,7 +78,7 @@ class Compiles:
 
 
 def stated(cell: str) -> float:
-    """Return the number at the start of a cell. Return "15%" and "3 of 20" as shares."""
+    """Return the first number in a cell. Convert "15%" and "3 of 20" to shares."""
     shares = re.match(r"(\d+) of (\d+)", cell)
     if shares:
         return int(shares[1]) / int(shares[2])
@@ -89,7 +89,7 @@ def stated(cell: str) -> float:
 
 
 def tolerance(values: np.ndarray, num_in_docs: int) -> float:
-    """Return the allowed difference between the mean of values and the figure in the docs."""
+    """Return the allowed difference between the mean of `values` and the figure in the docs."""
     if not num_in_docs:
         return ROUNDING
     spread = values.std(ddof=1)
@@ -113,7 +113,7 @@ def text(name: str) -> str:
 
 
 def rows(name: str, first_column: str) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a page's table. An empty cell in the first two columns means the same as the cell above."""
+    """Yield the rows of a table on a page. Empty cells in the first two columns repeat the cell above."""
     frame = read_table(page(name), first_column)
     frame.iloc[:, :2] = frame.iloc[:, :2].replace("", pd.NA).ffill()
     return frame.itertuples(index=False, name=None)
@@ -124,7 +124,7 @@ def without_comma(number: str) -> str:
 
 
 def recorded(compiles: Compiles) -> Iterator[Figure]:
-    """Compare searches on recorded answers under different limits on calls."""
+    """Compare searches on recorded answers, with different limits on calls."""
     for task, _, limit, *cells in rows("evidence", "task (best of all orders)"):
         world = World(FILES[task.split(" (")[0]])
         for mode, cell in zip(("paper", "top-k", "halving", "light"), cells, strict=False):
@@ -144,7 +144,7 @@ def best_of_five(compiles: Compiles) -> Iterator[Figure]:
 
 
 def log_probabilities(compiles: Compiles) -> Iterator[Figure]:
-    """Measure gains of searches that learn from log-probabilities of labels."""
+    """Compare searches that learn from scores with searches that also learn from log-probabilities."""
     columns = {1: "light@250", 2: "logprobs@250", 6: "light@1000", 7: "logprobs@1000"}
     for cells in rows("evidence", "task | 250 calls"):
         task = cells[0]
@@ -163,7 +163,7 @@ def calibrated(_: Compiles) -> Iterator[Figure]:
 
 
 def landscapes(compiles: Compiles) -> Iterator[Figure]:
-    """Compare methods on simulated landscapes of five kinds, at a tenth of the paper's calls."""
+    """Compare methods on five kinds of simulated landscapes. "light" makes a tenth of the paper's calls."""
     for demos, *cells in rows("evidence", "demos | paper MLE"):
         worlds = [World(kind, int(demos), 200) for kind in KINDS]
         for method, cell in zip(("paper", "top-k", "light@3640"), cells, strict=False):
@@ -172,7 +172,7 @@ def landscapes(compiles: Compiles) -> Iterator[Figure]:
 
 
 def claims(compiles: Compiles) -> Iterator[Figure]:
-    """Measure the share of reports that say "better" if no order is better."""
+    """Measure how many reports say "better" although no order is better."""
     methods = {
         "scores": "light@1000",
         "log-probabilities": "logprobs@700",
@@ -200,14 +200,14 @@ def lone_original(compiles: Compiles) -> Iterator[Figure]:
 
 
 def simulated_headroom(_: Compiles) -> Iterator[Figure]:
-    """Measure how often `headroom` advises keeping the program if there is nothing to gain."""
+    """Measure how often `headroom` advises keeping the program when there is nothing to gain."""
     kept = np.array([headroom.results(world, tables=10)["kept"][0] for world in headroom.without_effect()])
     (cell,) = re.findall(r"the advice is to keep the program \| (\d+%)", page("evidence"))
     yield Figure("headroom: the program is kept", cell, kept, len(kept))
 
 
 def rare(compiles: Compiles) -> Iterator[Figure]:
-    """Measure the F1 of each method on recorded answers, in which each label in turn is made rare."""
+    """Measure the F1 of each method on recorded answers. Each label is made rare in turn."""
     shape = Namespace(recorded=list(FILES.values()), pools=[70], shares=[0.15], best_of=0)
     (worlds,) = worlds_of(shape)
     ways = ("logprobs", "F1 light", "F1 logprobs", "F1 calibrated")
@@ -218,7 +218,7 @@ def rare(compiles: Compiles) -> Iterator[Figure]:
 
 
 def live(_: Compiles) -> Iterator[Figure]:
-    """Read the accuracies of the instruct model from the results that `live.py` kept."""
+    """Read the accuracies of the instruct model from the results that `live.py` saved."""
     path = RECORDED / "live" / "qwen2.5-coder-1.5b.jsonl"
     if not path.exists():
         raise SystemExit(
@@ -246,7 +246,7 @@ PARTS = {part.__name__: part for part in (*ON_RECORDED, *SIMULATED)}
 def compare_figures(figures: Iterator[Figure], agreed: list[bool]) -> Iterator[dict[str, str]]:
     """Yield a table row for each figure.
 
-    Append to `agreed` whether the new values agree with the figure in the docs.
+    For each figure, append to `agreed` whether the new values agree with the docs.
     """
     for figure in figures:
         values = np.asarray(figure.values, dtype=float)

@@ -1,10 +1,10 @@
-"""A check of the intervals and the advice of `headroom` on simulated scores, whose true means are known.
+"""A check of `headroom`'s intervals and advice on simulated scores with known true means.
 
 python benchmarks/headroom.py                    # all worlds, 400 tables each: 5 minutes on 2 cores
 
 Answers are correct or incorrect. In worlds without an effect, all programs have the same true score. Other worlds have
-one or more true effects, and some also have an instruction. Two programs of equal true score disagree on a given share
-of the examples. Programs with demos agree more with each other than with the program without demos.
+one or more true effects, and some also have an instruction. Two programs with equal true scores disagree on a given
+share of the examples. Programs with demos agree more with each other than with the program without demos.
 """
 
 import itertools
@@ -34,10 +34,10 @@ from plr_dspy.optimizer.levers import (
 from plr_dspy.statistics import comparisons
 from plr_dspy.statistics.levers import PairedExperiment
 
-BEST_OF_20 = 1.8675  # expected maximum of 20 standard normal numbers
+BEST_OF_20 = 1.8675  # expected maximum of 20 standard normal variables
 CALLS = 300
 NUM_ORDERS = 40_320  # orders of 8 demos
-ALIKE = 0.3  # share of the variance of answers that is common to all programs with demos
+ALIKE = 0.3  # share of the answers' variance that all programs with demos have in common
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class World:
 
     has_demos: bool  # whether the original program shows demos
     accuracy: float = 0.6  # true score of the program
-    disagreement: float = 0.3  # share of examples on which two programs of equal true score differ
-    demos: float = 0.0  # gain of random demos
-    sets: float = 0.0  # standard deviation of gains between sets of demos
-    orders: float = 0.0  # standard deviation of gains between orders of a set
-    nearest: float = 0.0  # gain of the nearest demos
-    calibrated: float = 0.0  # gain of calibrated answers
-    instruction: float | None = None  # gain of another instruction; None if there is no other instruction
+    disagreement: float = 0.3  # share of examples on which two programs with equal true scores disagree
+    demos: float = 0.0  # gain from random demos
+    sets: float = 0.0  # standard deviation of gains over sets of demos
+    orders: float = 0.0  # standard deviation of gains over the orders of a set
+    nearest: float = 0.0  # gain from the nearest demos
+    calibrated: float = 0.0  # gain from calibration
+    instruction: float | None = None  # gain from another instruction; None if there is no other instruction
     num_examples: int = 0  # number of examples; 0 means as many as the calls allow
 
     @property
@@ -126,11 +126,11 @@ class World:
 
 @cache
 def shared_variance(accuracy: float, disagreement: float) -> float:
-    """Return the share of variance that two programs have in common if they disagree on a share of the examples.
+    """Return the share of the answers' variance that two equally good programs have in common.
 
     Args:
-        accuracy: Accuracy of two equally good programs.
-        disagreement: Share of examples on which their answers differ.
+        accuracy: Accuracy of both programs.
+        disagreement: Share of examples on which the programs disagree.
     """
     disagreement = min(disagreement, 1.9 * accuracy * (1 - accuracy))
     level = special.ndtri(accuracy)
@@ -149,10 +149,11 @@ def covers(interval: tuple[float, float], truth: float) -> bool:
 
 
 def results(world: World, tables: int) -> dict[str, list[float]]:
-    """Return four values for each lever, and the rates of two kinds of advice.
+    """Return four values for each lever, and how often each of two kinds of advice is given.
 
-    The values are how often the interval contains the true gain, how often it excludes 0, its mean width, and the mean
-    error of the expected gain. The advice is to keep the program ("kept"), or to use an instruction ("instructed").
+    The values are how often the interval contains the true gain, how often it excludes 0, its mean
+    width, and the mean error of the expected gain. The advice is to keep the program ("kept") or to
+    use the instruction ("instructed").
     """
     comparisons.NUM_DRAWS = 2_000
     comparisons.NUM_FLIPS = 999
@@ -178,14 +179,14 @@ def results(world: World, tables: int) -> dict[str, list[float]]:
 
 
 def without_effect() -> Iterator[World]:
-    """Yield worlds where no lever helps, with the default number of examples and with 30 examples."""
+    """Yield worlds in which no lever helps, with the default number of examples and with 30."""
     for has_demos, accuracy, disagreement in itertools.product((False, True), (0.5, 0.8), (0.1, 0.4)):
         for num_examples in (0, 30):
             yield World(has_demos, accuracy, disagreement, num_examples=num_examples)
 
 
 def with_effects() -> Iterator[World]:
-    """Yield worlds where one or more levers help."""
+    """Yield worlds in which one or more levers have an effect."""
     for has_demos in (False, True):
         yield World(has_demos, demos=0.2, sets=0.05, orders=0.02)
         yield World(has_demos, demos=0.05, nearest=0.2)
@@ -196,14 +197,14 @@ def with_effects() -> Iterator[World]:
 
 
 def with_instructions() -> Iterator[World]:
-    """Yield worlds with an instruction that has no effect, or that helps in addition to the demos."""
+    """Yield worlds with an instruction that has no effect or helps in addition to the demos."""
     for has_demos, instruction in itertools.product((False, True), (0.0, 0.2)):
         yield World(has_demos, accuracy=0.4, demos=0.2, sets=0.1, instruction=instruction)
         yield World(has_demos, accuracy=0.4, demos=0.2, sets=0.1, instruction=instruction, num_examples=75)
 
 
 def table_rows(worlds: list[World], all_rates: list[dict[str, list[float]]]) -> Iterator[dict[str, object]]:
-    """Yield a row for each lever, with means over worlds and the value in the worst world in brackets."""
+    """Yield rows for levers and advice, with means over worlds and the worst values in parentheses."""
     kinds = {"no effect": set(without_effect()), "effects": set(with_effects())}
     for gain in (0.0, 0.2):
         kinds[f"instruction {gain:+.1f}"] = {

@@ -1,4 +1,4 @@
-"""A comparison in simulated worlds of searches for instructions, for demos, and for both.
+"""A comparison of searches for instructions, for demos, and for both, in simulated worlds.
 
 python benchmarks/instructions.py                                     # 40 compiles in each world, an hour on 2 cores
 python benchmarks/instructions.py --worlds helps nothing --compiles 8
@@ -6,12 +6,14 @@ python benchmarks/instructions.py --worlds helps nothing --compiles 8
 Each world has demos and instructions to choose from. The program begins with the first instruction and without demos.
 The worlds are:
 
-helps          one instruction helps with any demos
+helps          one instruction helps, whatever the demos
 hurts          all other instructions hurt
 no matter      only demos make a difference
-interacts      the best instruction replaces demos, and the others hurt unless demos are shown
+interacts      the best instruction makes demos unnecessary, and the others hurt unless demos are shown
 misleading     other instructions help some examples as much as they hurt others
 nothing        neither instructions nor demos make a difference
+
+The columns of the table are:
 
 all            held-out score of a search for instructions and demos, in `--calls` program calls
 demos          held-out score of a search for demos alone
@@ -19,7 +21,7 @@ instructions   held-out score of a search for instructions alone
 behind         difference between "all" and the better of the other two, with a 95% interval
 claims         share of the "all" compiles whose report says "better" (p >= .9)
 false          share of the "all" compiles whose report says "better" although the score has not increased
-inside         share of held-out scores inside the interval in the report
+inside         share of the "all" compiles whose held-out score lies in the report's interval
 """
 
 import itertools
@@ -47,7 +49,7 @@ NUM_DEMOS = 24
 NUM_INSTRUCTIONS = 7
 WAYS = ("all", "demos", "instructions")
 NOT_SHOWN = {"note": "no prompt shows it"}
-"""A demo without any field of the signature. With no other candidates, a search cannot choose demos."""
+"""A demo without any field of the signature. If it is the only candidate, a search cannot choose demos."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,10 @@ class Effects:
 
     Attributes:
         demos: The kind of the `ArrangementWorld`.
-        best: Effect of the best instruction, relative to the program's own.
+        best: Effect of the best instruction, relative to the program's own instruction.
         others: Effect of each other instruction.
         best_alone, others_alone: Additional effects if no demos are shown.
-        spread: Standard deviation of each instruction's effects on single examples.
+        spread: Standard deviation of each instruction's effects on individual examples.
     """
 
     demos: str = "classes"
@@ -111,7 +113,7 @@ class InstructedWorld(ArrangementWorld):
 
 
 class InstructedLookup(Lookup):
-    """A predictor whose answers a world determines from the instruction and the demos."""
+    """A predictor that looks up a world's answers for its instruction and demos."""
 
     def forward(self, **inputs: str) -> dspy.Prediction:
         world = self.engine.landscape
@@ -141,7 +143,7 @@ def instruction_of(predictor: dspy.Predict) -> int:
 
 
 def compiled(seed: int, *, world: str, way: str, calls: int) -> dict[str, float]:
-    """Search for instructions, demos or both in a world, and return the results."""
+    """Search for instructions, demos or both in a world, and return measurements."""
     torch.set_num_threads(1)
     landscape = InstructedWorld(WORLDS[world], seed)
     engine = InstructedEngine(landscape)
@@ -178,7 +180,7 @@ def compiled(seed: int, *, world: str, way: str, calls: int) -> dict[str, float]
 def rows(
     worlds: Sequence[str], seeds: Sequence[int], calls: int, pool: ProcessPoolExecutor
 ) -> Iterator[dict[str, str]]:
-    """Yield the table row of each world."""
+    """Yield a table row for each world."""
     for world in worlds:
         frames = {}
         for way in WAYS:

@@ -1,9 +1,10 @@
-"""Landscapes. A landscape defines the answers to all examples for each order of the demos, without a model.
+"""Landscapes: definitions of the answers to all examples for each order of the demos, without a model.
 
-Synthetic landscapes combine the effects seen in recorded answers of a real model: of each demo, of each demo at each
-position, of adjacent demos, and of the sequence of labels. An order has a leaning and a quality. The leaning towards a
-label helps examples with that label, and hurts other examples. The quality helps all examples. The leaning has the
-larger effect, as for SmolLM2-135M on three two-class tasks, where its correlation with the accuracy is -.89 to -.99.
+Synthetic landscapes combine effects that were seen in recorded answers of a real model: effects of each demo, of each
+demo at each position, of adjacent demos, and of the sequence of labels. Each order has a leaning and a quality. The
+leaning towards a label helps examples with this label, and hurts other examples. The quality helps all examples. The
+leaning has the larger effect, as for SmolLM2-135M: on three two-class tasks, the correlation between the leaning and
+the accuracy is -.89 to -.99.
 """
 
 import zlib
@@ -21,7 +22,7 @@ KINDS = (
     "adjacency",
     "labels",
     "mixed",
-)  # kinds of effects; "mixed" has all kinds
+)  # kinds of effects; "mixed" combines all other kinds
 Order = tuple[int, ...]
 Effect = Callable[[np.ndarray], np.ndarray]  # a function from orders [orders, demos] to values [orders]
 
@@ -33,8 +34,8 @@ class Landscape:
 
     Attributes:
         num_held_out: Number of examples that a search does not see.
-        max_shown: Maximum number of demos in a prompt if a search chooses demos, and the original program has no
-            demos. None if prompts show all demos.
+        max_shown: Maximum number of demos in a prompt if a search chooses demos. The original
+            program then has no demos. None if prompts show all demos.
     """
 
     num_demos: int
@@ -49,7 +50,7 @@ class Landscape:
         raise NotImplementedError
 
     def log_probabilities(self, order: Order) -> np.ndarray:
-        """Return the log-probabilities of labels, ``[num_examples, labels]``. The answer is the likeliest label."""
+        """Return the log-probabilities of labels, ``[num_examples, labels]``. The likeliest is the answer."""
         odds = self.odds(order)
         right = -np.logaddexp(0.0, -odds)
         of_right_and_wrong = np.stack([right, right - odds], axis=1)
@@ -71,7 +72,7 @@ class Landscape:
         return self.log_probabilities(order)[example]
 
     def text(self, example: int) -> str:
-        """Return the input text of an example, which contains the example's index."""
+        """Return the input text of an example. It contains the example's index."""
         return f"example {example}"
 
     def answers(self, order: Order) -> np.ndarray:
@@ -84,12 +85,12 @@ class Landscape:
 
 
 class SyntheticLandscape(Landscape):
-    """A random landscape with two labels, which are equally frequent among demos and examples.
+    """A random landscape with two labels. They are equally frequent among demos and among examples.
 
-    The kind is one of `KINDS`, or "triples". Triples are effects of the relative order of three demos, which none of
-    the searches can model. The mean accuracy of orders is .60, with a standard deviation of .09. Two orders
-    disagree on 35% of the examples. In the recorded answers of a real model, the mean accuracy is .46 to .68, the
-    standard deviation .04 to .10, and the disagreement 7 to 42%.
+    `kind` is one of `KINDS`, or "triples". Triples are effects of the relative order of three demos.
+    No search can model them. The mean accuracy of orders is .60, with a standard deviation of .09.
+    Two orders disagree on 35% of the examples. In the recorded answers of a real model, the mean
+    accuracy is .46 to .68, the standard deviation .04 to .10, and the disagreement 7 to 42%.
     """
 
     def __init__(self, kind: str, num_demos: int, seed: int, num_examples: int) -> None:
@@ -163,10 +164,11 @@ def _standardized(effect: Effect, sample: np.ndarray) -> Effect:
 
 
 class OwnEffectsLandscape(Landscape):
-    """A landscape where each demo at each position has a common effect, and an effect on each single example.
+    """A landscape in which each demo at each position has a common effect and an effect on each example.
 
-    `own` and `common` are the standard deviations of the effects over orders, in logits. If `common` is 0, all
-    orders are equally good on new examples. With `leaning`, the common effect favors one label, which may be incorrect.
+    `common` and `own` are the standard deviations of these two effects over orders, in logits. If
+    `common` is 0, all orders are equally good on new examples. If `leaning` is true, the common effect
+    favors one label, whether it is correct or not.
     """
 
     def __init__(
@@ -199,7 +201,7 @@ class OwnEffectsLandscape(Landscape):
 
 
 class CoinLandscape(Landscape):
-    """A landscape of random answers, with one accuracy for the original order and another for all other orders."""
+    """A landscape of random answers, with one accuracy for the original order and one for the others."""
 
     def __init__(
         self, num_demos: int, seed: int, num_examples: int, of_original: float = 0.5, of_others: float = 0.5
@@ -218,10 +220,10 @@ class CoinLandscape(Landscape):
 
 
 class NoisyLogitsLandscape(Landscape):
-    """A landscape of three labels with noisy logits, where all orders are equally good on new examples.
+    """A landscape with three labels and noisy logits, in which all orders are equally good on new examples.
 
-    `noise` is the standard deviation of independent noise for each order and example. `own` is the standard deviation
-    of the effects that each demo at each position has on each example.
+    `noise` is the standard deviation of independent noise for each order and example. `own` is the
+    standard deviation of the effects that each demo at each position has on each example.
     """
 
     num_labels = 3
@@ -254,23 +256,24 @@ STRENGTHS = {
     "harm": (0.0, 0.0, 0.0, 0.5),
     "cost": (0.0, 0.0, -0.2, 0.0),
 }
-"""For each kind, the weights of leaning, demos' values and log number of demos, and the loss if any demos are shown."""
+"""Weights of leaning, demos' values and log number of demos, and the loss from any demos, keyed by kind."""
 
 
 class ArrangementWorld(Landscape):
     """A landscape whose accuracy depends on which demos are shown, how many, and in what order.
 
-    As in `SyntheticLandscape`, an arrangement has a quality and a leaning. The quality is a weighted sum of the demos'
-    values, with larger weights towards the end, and grows with the number of demos. The leaning is a constant of the
-    model plus a sum over the classes of the demos, with similar weights. The kind decides what matters most: "classes",
-    as in recorded answers, or "items". In "nothing", all arrangements are equal. In "help", any demos raise the
-    accuracy by about as much, as on instruct models. In "harm", any demos lower it. In "cost", each additional demo
-    lowers it.
+    As in `SyntheticLandscape`, an arrangement has a quality and a leaning. The quality is a weighted
+    sum of the demos' values, with larger weights towards the end. It also depends on the number of
+    demos. The leaning is a constant of the model plus a sum over the demos' classes, with similar
+    weights. The kind decides what matters most: "classes", as in recorded answers, or "items". In
+    "nothing", all arrangements are equally good. In "help", all demos raise the accuracy by about the
+    same amount, as on instruct models. In "harm", any demos lower the accuracy. In "cost", each
+    additional demo lowers it.
     """
 
     num_held_out = 2_000
     max_shown = 8
-    noise = 0.6  # standard deviation of an arrangement's effects on single examples
+    noise = 0.6  # standard deviation of an arrangement's effects on individual examples
 
     def __init__(self, kind: str, num_demos: int, seed: int, num_examples: int = 2_100) -> None:
         rng = np.random.default_rng([num_demos, seed])
@@ -288,7 +291,7 @@ class ArrangementWorld(Landscape):
         return self.expected_odds(order) + self.noise * rng.normal(size=self.num_examples)
 
     def expected_odds(self, order: Order) -> np.ndarray:
-        """Return the log-odds without the noise of the arrangement on single examples."""
+        """Return the log-odds without the arrangement's effects on individual examples."""
         items = list(order)
         lean, worth, more, harm = self._strengths
         nearness = 0.6 ** np.arange(len(items))[::-1]  # 1 for the last demo
@@ -302,9 +305,9 @@ class ArrangementWorld(Landscape):
 
 
 class RecordedLandscape(Landscape):
-    """The answers of a real model for every order. The seed shuffles the examples.
+    """The recorded answers of a real model for every order. The seed shuffles the examples.
 
-    The .npz file holds ``orders`` [orders, demos], ``logprobs`` [orders, examples, labels], ``gold`` [examples],
+    The .npz file contains ``orders`` [orders, demos], ``logprobs`` [orders, examples, labels], ``gold`` [examples],
     ``labels`` [labels] and ``demo_labels`` [demos].
     """
 
@@ -329,7 +332,7 @@ class RecordedLandscape(Landscape):
 
 
 class Rearranged(Landscape):
-    """A landscape whose demos, and optionally examples, are in another original order."""
+    """A landscape with the demos, and optionally the examples, of another landscape in a new order."""
 
     def __init__(self, landscape: Landscape, demos: Sequence[int], examples: Sequence[int] = ()) -> None:
         self._landscape = landscape
@@ -350,11 +353,11 @@ class Rearranged(Landscape):
 class Likeness:
     """Strengths of the effects in a `LikenessLandscape`."""
 
-    logits: float  # effect of a demo that shares four words with the input
+    logits: float  # effect on the logit of a demo's label if the demo shares four words with the input
     agree: float = 0.9  # share of examples whose words indicate the label
     quality: float = 0.3  # standard deviation of the demos' qualities
     leaning: float = 0.3  # standard deviation of the demos' leanings
-    noise: float = 1.0  # standard deviation of the noise of each call and label
+    noise: float = 1.0  # standard deviation of the noise in each call and label
 
 
 LIKENESS = {
@@ -369,8 +372,9 @@ LIKENESS = {
 class LikenessLandscape(Landscape):
     """A landscape in which every example may be shown as a demo.
 
-    Each demo has a quality and leanings towards labels, with larger weights near the question. A demo also moves the
-    answer towards the demo's label, in proportion to the number of words shared with the input.
+    Each demo has a quality and leanings towards labels. A demo also moves the answer towards its label,
+    in proportion to the number of words that it shares with the input. Demos near the question have
+    larger weights.
     """
 
     num_labels = 3
@@ -427,4 +431,4 @@ WORLDS: dict[str, Callable[[int, int, int], Landscape]] = {
     **{kind: partial(ArrangementWorld, kind) for kind in STRENGTHS},
     **{f"likeness {kind}": partial(LikenessLandscape, kind) for kind in LIKENESS},
 }
-"""Functions that make synthetic landscapes from the number of demos, the seed and the number of examples."""
+"""Functions that make a synthetic landscape from the number of demos, the seed and the number of examples."""

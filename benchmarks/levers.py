@@ -1,21 +1,21 @@
-"""The gains from demos, their choice, their order and calibration on recorded answers.
+"""The gains on recorded answers from demos, from their choice and order, and from calibration.
 
 python benchmarks/levers.py                                  # all records, in seconds, without a model
 python benchmarks/levers.py --records benchmarks/recorded/chat/*.npz
 
-Records come from `record_chat.py`, or from `record.py`, which records one set of demos in all orders. Records may be
-unfinished. 95% intervals are from a bootstrap over the examples. The intervals hold only for the recorded sets of
-demos. Other sets may differ more.
+Records come from `record_chat.py` or `record.py`. The latter records one set of demos in all orders. Records may be
+unfinished. The 95% intervals are from a bootstrap over the examples. They hold only for the recorded sets of demos:
+other sets may differ more.
 
 best recorded      the random arrangement with the highest accuracy, measured on the same examples (biased upwards)
 best on half       the best random arrangement on one half of the examples, measured on the other half
-own opening        how often the model itself begins its reply as the adapter's format requires; accuracies are for
-                   replies whose beginning is supplied
+own opening        how often the model itself begins its reply in the adapter's format; accuracies are for replies
+                   whose beginning is supplied
 calibrated         batch calibration on one half of the examples, without labels, measured on the other half
 
 The spread is the standard deviation of accuracies over sets of demos, and over orders of one set. "Seen" includes noise
-from the choice of examples, but "true" does not. The noise is computed for differences, because arrangements share
-their examples.
+from the choice of examples, but "true" does not. The noise is that of differences between arrangements, because all
+arrangements share the examples.
 """
 
 import json
@@ -94,7 +94,7 @@ class Record:
 
     @cached_property
     def sizes(self) -> dict[int, list[int]]:
-        """The indices of the random arrangements for each number of demos, beginning with the largest number."""
+        """The indices of the random arrangements, keyed by number of demos, with the largest number first."""
         sizes: dict[int, list[int]] = {}
         for number in self.of_kind(RANDOM):
             sizes.setdefault(len(self.plan[number].demos), []).append(number)
@@ -106,7 +106,7 @@ class Record:
         return next(iter(self.sizes.values()))
 
     def sets(self) -> list[np.ndarray]:
-        """Return the rows of `is_right` for the orders of each set with the most demos."""
+        """Return the rows of `is_right` for the orders of each of the largest sets."""
         sets: dict[int, list[int]] = {}
         for number in self.largest:
             sets.setdefault(self.plan[number].set, []).append(number)
@@ -114,7 +114,7 @@ class Record:
 
 
 def read(path: Path) -> Record:
-    """Read a file of `record_chat.py` or `record.py`."""
+    """Read a file that `record_chat.py` or `record.py` has written."""
     data = np.load(path)
     gold = data["gold"].astype(int)
     tables = data["logprobs"].astype(np.float64)
@@ -140,7 +140,8 @@ def read(path: Path) -> Record:
 def known_part(is_known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of arrangements and examples for which all answers are known.
 
-    In an unfinished record, some arrangements may have fewer examples. Keep as many answers as possible.
+    In an unfinished record, some arrangements may have fewer examples. The selected arrangements and
+    examples have as many answers as possible.
 
     Args:
         is_known: Whether each answer is known, ``[arrangements, examples]``.
@@ -187,12 +188,12 @@ def with_interval(values: np.ndarray, *, sign: str = "") -> str:
 
 @dataclass(frozen=True)
 class Spread:
-    """Variances of accuracies, for the examples themselves or for each bootstrap sample.
+    """Variances of accuracies over sets or orders, for the recorded examples or for each bootstrap sample.
 
     Attributes:
         seen: Variance of the accuracies.
         noise: Expected variance from the choice of examples.
-        true: Variance minus the noise, which may be below 0 by chance.
+        true: Variance without the noise. It may be below 0 by chance.
     """
 
     seen: np.ndarray
@@ -204,10 +205,10 @@ SpreadFunction = Callable[[Sequence[np.ndarray], np.ndarray], Spread | None]
 
 
 def _seen_and_noise(scores: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the variance of the rows' mean scores and the part of it that is noise, each ``[samples]``.
+    """Return the variance of the rows' mean scores and the part of the variance that is noise, ``[samples]``.
 
     Args:
-        scores: Scores to compare, such as a row per order, ``[rows, examples]``.
+        scores: Scores to compare, with a row for each order or set, ``[rows, examples]``.
         counts: How often each example is in each sample, ``[samples, examples]``.
     """
     num_examples = scores.shape[1]
@@ -220,7 +221,7 @@ def _seen_and_noise(scores: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray,
 
 
 def spread_over_orders(sets: Sequence[np.ndarray], counts: np.ndarray) -> Spread | None:
-    """Return the spread over the orders of a set, averaged over sets of scores ``[orders, examples]``."""
+    """Return the mean spread over the orders of a set. Each set has scores ``[orders, examples]``."""
     parts = [_seen_and_noise(scores, counts) for scores in sets if len(scores) > 1]
     if not parts:
         return None
@@ -229,7 +230,7 @@ def spread_over_orders(sets: Sequence[np.ndarray], counts: np.ndarray) -> Spread
 
 
 def spread_over_sets(sets: Sequence[np.ndarray], counts: np.ndarray) -> Spread | None:
-    """Return the spread over sets, corrected for the noise from having few orders of each set."""
+    """Return the spread over sets, corrected for noise because each set has only a few orders."""
     if len(sets) < 2:
         return None
     means = np.array([scores.mean(axis=0) for scores in sets])
@@ -258,7 +259,7 @@ def spread_cells(name: str, sets: Sequence[np.ndarray], spread: SpreadFunction) 
     noise_share = 1.0
     if seen:
         noise_share = min(1.0, of_sample.noise.item() / seen)
-    # Bootstrap samples add noise to the variance, so shift the mean of their variances to that of the data.
+    # Bootstrap samples add noise to the variance, so shift their mean variance to the variance of the data.
     centered = of_resamples.true - of_resamples.true.mean() + true
     variances = [true, *np.quantile(centered, TAILS)]
     deviation, low, high = np.sqrt(np.maximum(0.0, variances))

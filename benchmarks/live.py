@@ -1,9 +1,9 @@
-"""A comparison of methods by their held-out scores with a live model, over tasks and draws of examples.
+"""A comparison of methods by their held-out scores on a live model, over tasks and draws of examples.
 
 python benchmarks/live.py                                        # the bundled reviews, the local model
 python benchmarks/live.py --model hosted_vllm/NAME --api-base http://127.0.0.1:8000/v1 --threads 8 --cache ...
 
-Each seed draws `--pool` labeled and `--test` held-out examples of each task, which all sides share:
+For each task, each seed draws `--pool` labeled and `--test` held-out examples. All sides share them:
 
 original          `--demos` labeled demos, drawn by `LabeledFewShot`
 no demos          the program without demos
@@ -11,48 +11,48 @@ PLReorder         the original in another order
 scores            PLReorder with signal="score"
 calibrate         PLReorder with calibrate=True
 TopKOrder, LocalE, GlobalE, PDO few-shot, PDO unlabelled, DEmO
-                  the original in the order that these methods choose
+                  the original in the order that the method chooses
 calibrated        the original after BatchCalibration
 TopK calibrated   the best of 10 random orders, each calibrated
 random search     BootstrapFewShotWithRandomSearch with 16 candidates, or as many as the limit on calls allows
-half of it        BootstrapFewShotWithRandomSearch with 6 candidates, which makes about half of the calls
+half of it        BootstrapFewShotWithRandomSearch with 6 candidates, for about half of the calls
 half of it, PLReorder
                   "half of it", then PLReorder
 BootstrapFewShot, MIPROv2, SIMBA, GEPA
-                  these optimizers of DSPy (`peers.py`); the model itself writes instructions
+                  DSPy's optimizers (`peers.py`); the model also writes the instructions
 random search, then PLFewShot; MIPROv2, then PLFewShot; GEPA, then PLFewShot
-                  PLFewShot with the program that the other optimizer makes with half of the calls, as programs=
+                  PLFewShot, given the other optimizer's program as programs=; that optimizer makes half of the calls
 original, then PLFewShot
-                  PLFewShot from the original; all other sides of PLFewShot begin with the program without demos
+                  PLFewShot from the original; all other PLFewShot sides start from the program without demos
 PLFewShot propose PLFewShot(instructions="propose")
 PLFewShot, PLFewShot calibrated, PLFewShot auto, PLFewShot auto calibrated
-                  "calibrated" with calibrate=True, "auto" with demos="auto"
+                  "calibrated" means calibrate=True, and "auto" means demos="auto"
 ..., then calibrated
                   followed by BatchCalibration, which gets 64 of the calls
 nearest last      the `--demos` nearest demos of each input, ending with the nearest
 nearest first     the same demos, beginning with the nearest
 frequent labels   demos whose labels are frequent among the neighbors of the input, as with max_metric_calls=0
 random order      the demos of "nearest last" in a random order
-vote              the most frequent label of the nearest demos
+vote              the most frequent label among the nearest demos
 KNNFewShot        DSPy's `KNNFewShot`, which bootstraps the nearest demos
 
-With `--share`, the seed selects a label that gets this share of the examples, and the score is this label's F1. With
-"F1" before the name, PLReorder, scores, calibrate and calibrated also optimize this F1.
+With `--share`, the seed selects a label that gets this share of the examples, and the score is this label's F1. The
+sides "F1 PLReorder", "F1 scores", "F1 calibrate" and "F1 calibrated" also optimize this F1.
 
-A number after a side's name limits its program calls, as in "PLFewShot@300". If there is no number, the limit is the
-number of calls in the random search, or the side's own default if the random search is not one of the sides.
+A number after a side's name limits its program calls, as in "PLFewShot@300". Without a number, the limit is the number
+of calls in the random search, or the side's own default if the random search is not one of the sides.
 
-With `--format chat`, `dspy.ChatAdapter` renders prompts. Replies have at most 64 tokens, and stop before the end
-marker. PLR_DSPY_GGUF=FILE replaces the local model.
+With `--format chat`, `dspy.ChatAdapter` renders the prompts, and replies have at most 64 tokens and stop before the
+end marker. PLR_DSPY_GGUF=FILE replaces the local model.
 
 Tables show each side's difference from each side in `--against` (by default the first side), with intervals over draws
 and over all held-out examples. "LM calls" include calls that write instructions. "Tokens read" are the prompt tokens
-of these calls that were not in the server's prefix cache. The last columns check the reports: how many held-out scores
-and gains lie in the reported intervals, how many reports say "better", and how many of these are correct. Gains
-are over the student, if that is one of the sides.
+of all LM calls that were not in the server's prefix cache. The last columns check the reports: how many held-out scores
+and gains lie in the reported intervals, how many reports say "better", and how many of those reports are right. Gains
+are over the student, and are omitted if it is not one of the sides.
 
-With `--results FILE`, each finished side is kept in a file and not run again. Only a chain such as "MIPROv2, then
-PLFewShot" makes its first step again. `live_results.py` prints the tables of such files. With --cache, DSPy caches all
+With `--results FILE`, each finished side is saved in the file and not run again. Only a chain such as "MIPROv2, then
+PLFewShot" repeats its first step. `live_results.py` prints the tables of such files. With --cache, DSPy caches all
 calls, so an interrupted command also resumes within a side. Seconds and tokens read are then meaningless.
 """
 
@@ -98,8 +98,8 @@ PUBLISHED = ["LocalE", "GlobalE", "PDO few-shot", "DEmO"]
 USUAL = [ORIGINAL, "TopKOrder@1000", *PUBLISHED, "PDO unlabelled@1000", "PLReorder@1000"]
 NUM_ORDERS = 10  # number of random orders in "TopK calibrated"
 CALIBRATION_CALLS = 64
-# The marker that `dspy.ChatAdapter` requests after the last field. Replies stop here, because they can be
-# parsed without it.
+# The marker that `dspy.ChatAdapter` requests after the last field. Replies can be parsed without the
+# marker, so they stop before it.
 CHAT_END = "\n\n[[ ## completed"
 USUAL_CALLS = 300  # default limit for DSPy's optimizers
 
@@ -109,7 +109,7 @@ class SideProgram:
     """The program of a side.
 
     Attributes:
-        calls: Number of calls that were made to get the program, including those for its base.
+        calls: Number of calls made to get the program, including the calls for its base.
         comparison: The comparison in the optimizer's report.
         base: The side whose program was optimized further, or an empty string.
     """
@@ -122,7 +122,7 @@ class SideProgram:
 
 @dataclass(frozen=True)
 class TimedProgram:
-    """The program of a side, and what it cost, as in `Result`."""
+    """The program of a side, and its cost as in `Result`."""
 
     side_program: SideProgram
     lm_calls: int
@@ -140,12 +140,12 @@ class TimedProgram:
 
 
 def open_model(args: argparse.Namespace) -> AbstractContextManager[MakeLM]:
-    """Return a context that yields a function to build LMs for the model in the options."""
+    """Return a context manager that yields a function to build LMs for the model in `args`."""
     return ServedModel(args.model, tuple(args.api_base), cache=args.cache).open(format=args.format)
 
 
 def model_name(args: argparse.Namespace) -> str:
-    """Return the name of the model in the options, or of the weights that replace the local model."""
+    """Return the name of the model in `args`, or of the weights that replace the local model."""
     weights = os.environ.get(WEIGHTS_VARIABLE)
     if args.model == LOCAL and weights:
         return Path(weights).stem
@@ -182,7 +182,7 @@ class Draw:
         self._timed: dict[str, TimedProgram] = {}
 
     def _drawn(self, examples: Sequence[dspy.Example], number: int) -> list[dspy.Example]:
-        """Return random examples. If a label is rare, its share of the examples is --share."""
+        """Return random examples. If there is a rare label, --share of the examples have this label."""
         if self.rare is None:
             return self.rng.sample(examples, min(number, len(examples)))
         field = self.task.output_field
@@ -202,7 +202,7 @@ class Draw:
 
     @property
     def setting(self) -> Setting:
-        """The setting under which the results of this draw are kept."""
+        """The setting under which the results of this draw are stored."""
         args = self.args
         return Setting(
             model_name(args),
@@ -217,7 +217,7 @@ class Draw:
         )
 
     def result(self, side: str) -> Result:
-        """Return the result of a side, from the file of results if it is there."""
+        """Return the result of a side. If the results file has it, do not run the side."""
         result = self.results.find(self.setting, side)
         if result is None:
             result = self._measure(side)
@@ -236,7 +236,7 @@ class Draw:
         return Result(side_program.calls, timed.lm_calls, timed.seconds, timed.tokens_read, scores, claim)
 
     def timed(self, side: str) -> TimedProgram:
-        """Return the program of a side, and what it cost. Each process makes a program only once."""
+        """Return the program of a side, and its cost. Each program is made only once per process."""
         if side not in self._timed:
             earlier = dict(self._timed)
             name, _, calls = side.partition("@")
@@ -282,13 +282,13 @@ class Draw:
 
     @cached_property
     def pool(self) -> Pool:
-        """The pool of labeled examples, from which demos are retrieved."""
+        """The labeled examples from which demos are retrieved."""
         sources = [source_of(example.inputs()) for example in self.labeled]
         return Pool(self.program(EMPTY), self.labeled, sources)
 
 
 class FixedRetrieval(dspy.Predict):
-    """A predictor that shows given demos for each example. The demos are indices of labeled examples."""
+    """A predictor with given demos for each example. `choices` has the demos' indices in `draw.labeled`."""
 
     def __init__(
         self, draw: Draw, examples: Sequence[dspy.Example], choices: Sequence[Sequence[int]]
@@ -305,7 +305,7 @@ class FixedRetrieval(dspy.Predict):
 def optimized(
     draw: Draw, calls: int | None, *, kind: Any, base: str = ORIGINAL, by_f1: bool = False, **settings: Any
 ) -> SideProgram:
-    """Optimize the program of the side `base` with an optimizer of this package and the remaining calls."""
+    """Optimize the program of the side `base` with an optimizer of this package, in the remaining calls."""
     if kind is PLFewShot:
         settings["max_demos"] = draw.args.demos
     spent = 0
@@ -320,7 +320,7 @@ def optimized(
 
 
 class CallCounter(BaseCallback):
-    """A counter of LM calls. It includes cached calls, which a side would have to make if it ran alone."""
+    """A counter of LM calls. It includes cached calls, because a side that runs alone would make them."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -332,7 +332,7 @@ class CallCounter(BaseCallback):
 def batch_calibrated(
     draw: Draw, calls: int | None, *, base: str = ORIGINAL, by_f1: bool = False
 ) -> SideProgram:
-    """Calibrate the original or another side. Another side leaves 64 of its calls for the calibration."""
+    """Calibrate the original or another side. Any other side leaves 64 calls for the calibration."""
     spent = 0
     num_inputs = calls or CALIBRATION_CALLS
     if base != ORIGINAL:
@@ -349,7 +349,7 @@ def batch_calibrated(
 
 
 def top_k_calibrated(draw: Draw, calls: int | None) -> SideProgram:
-    """Return the random order with the best calibrated answers. Calibrate and score on the same inputs."""
+    """Return the random order whose calibrated answers are best. Calibrate and score on the same inputs."""
     rng = random.Random(draw.seed)
     program = draw.program(ORIGINAL)
     demos = list(program.predictors()[0].demos)
@@ -387,9 +387,9 @@ def in_random_order(draw: Draw, _: int | None) -> SideProgram:
 
 
 def knn_few_shot(draw: Draw, _: int | None) -> SideProgram:
-    """Return the program of DSPy's `KNNFewShot`, which compares the words of inputs."""
+    """Return the program of DSPy's `KNNFewShot`, with an embedder that compares words."""
     words = TfidfVectorizer().fit([example[draw.task.input_field] for example in draw.labeled])
-    # Do not cache embeddings, because vectors of the same text differ between draws.
+    # Do not cache embeddings, because the vector of a text differs between draws.
     embedder = dspy.Embedder(lambda texts: words.transform(texts).toarray(), caching=False)
     optimizer = dspy.KNNFewShot(draw.args.demos, draw.labeled, embedder, metric=draw.metric)
     return SideProgram(optimizer.compile(draw.program(EMPTY)))
@@ -411,7 +411,7 @@ def by_peer(draw: Draw, calls: int | None, *, peer: str, candidates: int = 0) ->
     """Return the program of one of DSPy's optimizers, and the number of its LM calls.
 
     Args:
-        candidates: Number of candidates of the random search if `calls` is None.
+        candidates: Number of candidates in the random search if `calls` is None.
     """
     if calls is None:
         calls = USUAL_CALLS
@@ -435,7 +435,7 @@ def by_peer(draw: Draw, calls: int | None, *, peer: str, candidates: int = 0) ->
 
 
 def after_peer(draw: Draw, calls: int | None, *, peer: str) -> SideProgram:
-    """Run PLFewShot with a program from one of DSPy's optimizers, which makes half of the calls."""
+    """Run PLFewShot with a program that one of DSPy's optimizers makes in half of the calls."""
     calls = calls or 2 * USUAL_CALLS
     name = f"{peer}@{calls // 2}"
     spent = draw.timed(name).side_program.calls
@@ -524,14 +524,14 @@ def main() -> None:
     unknown = [side for side in args.sides if side.partition("@")[0] not in SIDES]
     if unknown:
         raise SystemExit(
-            f"--sides must be among {list(SIDES)}, optionally with @ and a number of calls; got {unknown}: fix the "
-            "names"
+            f"--sides must be among {list(SIDES)}, optionally with @ and a number of calls; got {unknown}: replace "
+            "these names"
         )
     against = args.against or args.sides[:1]
     unlimited = [side for side in args.sides if "@" not in side and side not in OWN_CALLS]
     if args.results and unlimited:
         raise SystemExit(
-            f"--results needs a number of calls for {unlimited}, because their usual number depends on other sides: "
+            f"--results needs a number of calls for {unlimited}, because the default number depends on other sides: "
             f"write, for example, {unlimited[0]}@300"
         )
     missing = set(against) - set(args.sides)

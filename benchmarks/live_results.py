@@ -1,9 +1,9 @@
-"""The results of `live.py`: a file that grows with each finished side, and the tables.
+"""The results of `live.py`: a file that grows with each finished side, and tables of its results.
 
 python benchmarks/live_results.py benchmarks/recorded/live/*.jsonl --against original
 
-Each line of the file is one side on one draw of a task. It has the score on each held-out example or, with `--share`,
-the F1. So the tables need no model, and a long comparison can be made in several runs.
+Each line of the file has the result of one side on one draw of a task: the score on each held-out example or, with
+`--share`, the F1. So the tables need no model, and a long comparison can be made in several runs.
 """
 
 import argparse
@@ -32,9 +32,9 @@ class Setting:
     """The settings that all sides of a comparison share.
 
     Attributes:
-        model: Name of the model, or the name of its GGUF file without the suffix.
+        model: Name of the model, or of its GGUF file without the suffix.
         format: "plain" or "chat".
-        cache: Whether DSPy caches calls, so that seconds and tokens are meaningless.
+        cache: Whether DSPy caches calls. If so, seconds and tokens are meaningless.
         task: Name of the task.
         seed: Seed of the draw of labeled and held-out examples.
         demos: Maximum number of demos.
@@ -56,7 +56,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Claim:
-    """The claims of an optimizer's report.
+    """The claims in an optimizer's report.
 
     Attributes:
         expected, interval: Expected score of the chosen program on new examples, and its 95% interval.
@@ -80,14 +80,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Result:
-    """The cost of a side's program, and its scores on the held-out examples or its F1. Costs include those of its base.
+    """The cost of a side's program, including its base, and its scores on held-out examples or its F1.
 
     Attributes:
-        calls: Number of program calls that were made to get the program.
+        calls: Number of program calls made to get the program.
         lm_calls: Number of LM calls, including cached calls.
         seconds: Time to get the program.
         tokens_read: Number of prompt tokens that the server read, or None if unknown.
-        claim: The claims of the optimizer's report, or None if it has no report.
+        claim: The claims in the optimizer's report, or None if there is no comparison.
     """
 
     calls: int
@@ -103,7 +103,7 @@ Results: TypeAlias = dict[str, Result]
 
 
 class ResultsFile:
-    """Results that are kept in a file of JSON lines, or in memory if `path` is None."""
+    """Results that are stored in a file of JSON lines, or only in memory if `path` is None."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -144,7 +144,7 @@ class ResultsFile:
 
 
 def check_reports(draws: Sequence[Results], side: str) -> dict[str, str]:
-    """Return table cells that compare the scores, gains and claims in a side's reports with the truth."""
+    """Return table cells that compare a side's reports with its held-out scores and gains."""
     student = EMPTY if side.startswith("PLFewShot") else ORIGINAL
     expected = []
     expected_gains = []
@@ -249,7 +249,9 @@ def main() -> None:
         known = set(itertools.chain.from_iterable(by_setting.values()))
         unknown = set(args.against) - known
         if unknown:
-            raise SystemExit(f"--against must be among {sorted(known)}; got {sorted(unknown)}: fix the names")
+            raise SystemExit(
+                f"--against must be among {sorted(known)}; got {sorted(unknown)}: replace these names"
+            )
         by_shape: dict[Setting, dict[str, list[Results]]] = {}
         for setting, results in by_setting.items():
             shape = replace(setting, task="", seed=0)
@@ -257,7 +259,7 @@ def main() -> None:
         for shape, results_by_task in by_shape.items():
             heading = f"{shape.model}, {shape.format} format, {shape.pool} labeled and {shape.test} held-out examples"
             if shape.share:
-                heading += f", a share of {shape.share}"
+                heading += f", a rare label with a share of {shape.share}"
             print(f"\n{heading}")
             print_tasks(results_by_task, shape.demos, args.against)
 

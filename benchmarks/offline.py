@@ -1,41 +1,43 @@
-"""A comparison of methods on simulated landscapes and on recorded answers, where the true scores are known.
+"""A comparison of methods on simulated landscapes and on recorded answers, for which true scores are known.
 
-python benchmarks/offline.py                                           # at a tenth of the paper's calls
+python benchmarks/offline.py                                           # "light" at a tenth of the paper's calls
 python benchmarks/offline.py --recorded FILES --methods halving@500 light@500 logprobs@500
 
-A number after a method's name limits its program calls. If there is no number, the limit is that of the method's paper,
-or of `auto="light"`:
+A number after a method's name limits its program calls. Without a number, the limit is that of the method's paper or
+of `auto="light"`. The methods are:
 
 original       the original program
 random demos   a random arrangement with as many demos as allowed
-light          PLReorder, which learns from scores
-logprobs       PLReorder, which learns from scores and log-probabilities of labels
+light          PLReorder with signal="score"
+logprobs       PLReorder with signal="logprobs"
 calibrated     PLReorder with calibrate=True
 paper          PLR Algorithm 1, with as many samples and draws as the limit allows
 top-k          random search
 halving        successive halving of random orders, or of arrangements
 batch          BatchCalibration with up to 64 calls
-fixed          PLFewShot with demos="fixed", which learns from scores
-retrieved      PLFewShot with demos="retrieved"; "retrieved@0" makes no calls
-auto           PLFewShot with demos="auto"
+fixed          PLFewShot with demos="fixed" and signal="score"
+retrieved      PLFewShot with demos="retrieved" and signal="score"; "retrieved@0" makes no calls
+auto           PLFewShot with demos="auto" and signal="score"
 
-In the worlds "classes", "items", "nothing", "help", "harm" and "cost", the methods choose demos, and `--demos` is the
-size of the pool. `--pools` is the number of known examples, for both splits; all other examples are held out. In
-recordings, half of the examples are known. The original order of a recording is the best of `--best-of` random
-orders; by default, it is a random order. The search was developed with seeds below 20,000.
+In the worlds "classes", "items", "nothing", "help", "harm" and "cost", the methods choose from `--demos` demos, and
+PLFewShot replaces PLReorder. `--pools` is the number of known examples, for both splits. All other examples are held
+out. In recordings, half of the examples are known unless --shares is passed. The original order of a recording is the
+best of `--best-of` random orders; by default, it is a random order. The search was developed with seeds below 20,000.
 
 With --shares, one label is made rare: "label 1", or each recorded label in turn. It gets this share of the known
-examples, and held-out examples are weighted to give this share. Scores are the label's F1, which "F1 light",
-"F1 logprobs", "F1 calibrated" and "F1 batch" also optimize.
+examples, and held-out examples are weighted to give this share. Scores are the label's F1. "F1 light", "F1 logprobs",
+"F1 calibrated" and "F1 batch" also optimize this F1.
 
-less NAME      paired difference from each method of --against (by default the first), with a 95% interval
+The columns of the table are:
+
+less NAME      paired difference from each method in --against (by default the first), with a 95% interval
 changed        share of compiles that replaced the original
 better         share of compiles whose report says "better"
 worse          share of compiles that lost more than a point on held-out examples
 lost then      mean loss of the "worse" compiles
-promised       mean gain that reports expect
+promised       mean gain that the reports expect
 inside         share of compiles whose held-out score lies in the report's interval
-best           accuracy of the best of all recorded orders
+best           held-out accuracy of the best of all recorded orders
 """
 
 import argparse
@@ -118,9 +120,9 @@ class World:
     def _rearranged(
         self, landscape: Landscape, best_of: int, num_pool: int, rng: np.random.Generator
     ) -> Landscape:
-        """Return the landscape with the best of several random orders as the original.
+        """Return the landscape with the best of several random orders as the original order.
 
-        If `share` is set, make a label rare.
+        If `share` is set, make the label `rare` rare among the known examples.
         """
         orders = [tuple(rng.permutation(landscape.num_demos).tolist()) for _ in range(best_of)]
         original = max(orders, key=lambda order: landscape.answers(order).mean())
@@ -137,7 +139,7 @@ class World:
 
 
 def measure(seed: int, *, world: World, method: str) -> dict[str, float]:
-    """Run a method in one world, and return the table's values."""
+    """Run a method in one world, and return its measurements."""
     torch.set_num_threads(1)
     pool, best = world.pool(seed)
     original = pool.space.identity[0]
@@ -184,7 +186,7 @@ def cells(
 ) -> dict[str, str]:
     """Return the table row for a method.
 
-    The intervals are over splits, so scores are first averaged over the tasks of each split.
+    The intervals are over splits, so the scores in each split are first averaged over the tasks.
     """
     frame = frame_by_method[method]
     scores = frame["held-out"]
@@ -282,7 +284,8 @@ def main() -> None:
     unknown = [method for method in args.methods if method.partition("@")[0] not in known]
     if unknown:
         raise SystemExit(
-            f"--methods must be among {known}, optionally with @ and a number of calls; got {unknown}: fix the names"
+            f"--methods must be among {known}, optionally with @ and a number of calls; got {unknown}: replace "
+            "these names"
         )
     against = args.against or args.methods[:1]
     methods = list(dict.fromkeys([*against, *args.methods]))

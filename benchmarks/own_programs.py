@@ -1,9 +1,9 @@
-"""The choice between demos and the user's other programs, made by `PLFewShot` in simulated worlds.
+"""`PLFewShot`'s choice between demos and the user's other programs, in simulated worlds.
 
 python benchmarks/own_programs.py                 # 24 compiles in each cell, half an hour on one core
 python benchmarks/own_programs.py --worlds better --calls 100 --examples 40
 
-The student shows no demos. The user's other programs, a and b, show none of the demos to choose from. The worlds are:
+The student shows no demos. The user's other programs, a and b, show none of the candidate demos. The worlds are:
 
 better     a is much better than the student and b, and demos make no difference
 bit        a is slightly better than the student and b, and demos make no difference
@@ -12,10 +12,10 @@ demos      only demos make a difference
 worse      a and b are slightly worse than the student, and demos make no difference
 nothing    all programs are equally good, and demos make no difference
 
-All scores in the table are true scores, which the worlds define without noise:
+All scores in the table are true scores, without noise:
 
 student    score of the student
-best own   score of the best of student, a and b
+best own   highest score of the student, a and b
 returned   score of the returned program
 behind     "returned" minus "best own", with its 95% interval
 lost       share of compiles that return a program at least a point worse than "best own"
@@ -51,7 +51,7 @@ POINT = 0.01
 
 @dataclass(frozen=True)
 class Programs:
-    """How the programs a and b change the log-odds of a correct answer, and the kind of the `ArrangementWorld`."""
+    """The kind of the `ArrangementWorld`, and the effects of a and b on the log-odds of a correct answer."""
 
     demos: str
     effects: tuple[float, float]
@@ -82,7 +82,7 @@ class OwnProgram(dspy.Module):
 
 
 def compiled(seed: int, *, world: str, calls: int, num_known: int) -> dict[str, float]:
-    """Compile the student in a world in which the user's programs compete, and return the results."""
+    """Compile the student and the user's programs in a world, and return measurements."""
     torch.set_num_threads(1)
     effects = WORLDS[world].effects
     landscape = ArrangementWorld(
@@ -137,7 +137,7 @@ def rows(
     seeds: Sequence[int],
     pool: ProcessPoolExecutor,
 ) -> Iterator[dict[str, str]]:
-    """Yield the table row of each world, number of examples and number of calls."""
+    """Yield a table row for each world, number of calls and number of examples."""
     for world, calls, num_known in itertools.product(worlds, budgets, sizes):
         run = partial(compiled, world=world, calls=calls, num_known=num_known)
         frame = pd.DataFrame(pool.map(run, seeds))

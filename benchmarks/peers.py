@@ -1,7 +1,7 @@
-"""DSPy's own optimizers for `live.py`, with settings that make about a given number of program calls.
+"""DSPy's own optimizers for `live.py`, with settings for about a given number of program calls.
 
-Each optimizer uses half of the labeled examples for demos or reflection. Optimizers that need a valset use the other
-half as the valset.
+`BootstrapFewShot` uses all labeled examples. The other optimizers use half of them for demos or reflection, and those
+that need a valset use the other half as the valset.
 """
 
 import random
@@ -35,10 +35,10 @@ class Peer:
 
     Attributes:
         student: The program without demos.
-        labeled: Examples for demos, and for the valset if the optimizer needs it.
+        labeled: Examples for demos, and for the valset if the optimizer needs one.
         metric: DSPy metric that returns a bool.
         output_field: Name of the field that the metric compares.
-        make_lm: Builds an LM from the maximum number of tokens in a reply.
+        make_lm: Function that builds an LM, given the maximum number of tokens in a reply.
         demos: Maximum number of demos per prompt.
         calls: Target number of program calls.
     """
@@ -63,7 +63,7 @@ class Peer:
 
     @property
     def max_errors(self) -> int:
-        """A limit that is never reached, so that unparsable answers only score 0."""
+        """A limit on errors that is never reached, so that unparsable answers only score 0."""
         return 10 * len(self.labeled)
 
     @property
@@ -77,7 +77,7 @@ class Peer:
         }
 
     def prompt_model(self) -> dspy.LM:
-        """Return the model with settings for writing instructions, which allow long and varied replies."""
+        """Return the model for writing instructions. Its settings allow long and varied replies."""
         return self.make_lm(PROPOSAL_TOKENS).copy(temperature=1.0)
 
 
@@ -95,7 +95,7 @@ def random_search(peer: Peer) -> dspy.Module:
 
 
 def mipro(peer: Peer) -> dspy.Module:
-    """Return the program of MIPROv2 after as many trials as the calls allow."""
+    """Return MIPROv2's program after as many trials as the calls allow."""
     per_trial = MINIBATCH + len(peer.valset) / FULL_EVALUATION_STEPS
     num_trials = max(1, int((peer.calls - len(peer.valset)) / per_trial))
     optimizer = dspy.MIPROv2(
@@ -117,10 +117,10 @@ def mipro(peer: Peer) -> dspy.Module:
 
 
 def simba(peer: Peer) -> dspy.Module:
-    """Return the program of SIMBA after as many steps as the calls allow.
+    """Return SIMBA's program after as many steps as the calls allow.
 
-    Each step samples answers to a batch, and scores new candidates on the same batch. SIMBA gets only half of the
-    examples, because at the end it scores its best programs on all examples that it has.
+    Each step samples answers to a batch, and scores new candidates on the same batch. SIMBA gets only
+    half of the labeled examples, because it finally scores its best programs on all examples it gets.
     """
     per_step = 2 * BATCH * CANDIDATES
     num_steps = (peer.calls - CANDIDATES * len(peer.trainset)) // per_step
@@ -137,7 +137,7 @@ def simba(peer: Peer) -> dspy.Module:
 
 
 def gepa(peer: Peer) -> dspy.Module:
-    """Return the program of GEPA, with the correct answers as feedback."""
+    """Return GEPA's program. The correct answers serve as feedback."""
 
     def with_feedback(
         gold: dspy.Example,
@@ -173,14 +173,14 @@ PEERS: dict[str, Callable[[Peer], dspy.Module]] = {
 
 def compile_with(name: str, peer: Peer) -> dspy.Module:
     """Return the program of the named optimizer. Print the optimizer's progress to stderr."""
-    # Some of DSPy's optimizers draw from the global generator.
+    # Some of DSPy's optimizers draw from the global random generator.
     random.seed(peer.seed)
     with redirect_stdout(sys.stderr):
         return PEERS[name](peer)
 
 
 def tokens_read(api_base: str) -> float | None:
-    """Return the number of prompt tokens that a server has read, except cached tokens, or None if unknown.
+    """Return the number of uncached prompt tokens that a server has read, or None if it is unknown.
 
     Args:
         api_base: Address of the server, ending in /v1.

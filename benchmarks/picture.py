@@ -32,7 +32,7 @@ STYLES = {
 """Label, color and marker for each row of the table in docs/fewshot.md."""
 
 CALLS = [0, 64, 300, 1_067]
-"""Numbers of calls on the axis. Each method is drawn at the nearest number."""
+"""Numbers of calls on the horizontal axis. Each method is drawn at the nearest number."""
 
 INK = "#808080"
 TEXT = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
@@ -40,13 +40,13 @@ SIZES = {"axes.facecolor": "none", "legend.framealpha": 0.0, "font.size": 11, "l
 
 
 def place_of(num_calls: int) -> int:
-    """Return the position on the axis for a number of calls."""
+    """Return the position on the axis that is nearest to a number of calls."""
     distances = [abs(calls - num_calls) for calls in CALLS]
     return distances.index(min(distances))
 
 
 def draw_task(axis: Axes, task: str, rows: pd.DataFrame, nearest: pd.Series) -> None:
-    """Plot the accuracies of methods on a task against their numbers of calls."""
+    """Plot each method's accuracy on a task against its number of calls."""
     accuracies = rows[task].astype(float)
     calls = rows["calls"].str.replace(",", "").astype(int)
     places = {name: place_of(calls[name]) for name in STYLES}
@@ -66,7 +66,7 @@ def draw_task(axis: Axes, task: str, rows: pd.DataFrame, nearest: pd.Series) -> 
 def draw_reliability(axis: Axes) -> None:
     """Plot the accuracies of recorded answers against their probabilities.
 
-    One curve shows answers before calibration, the other after calibration.
+    One curve shows answers before calibration, and one shows answers after calibration.
     """
     points: dict[str, list[np.ndarray]] = {"as it is": [], "calibrated": []}
     for path in sorted(RECORDED.glob("*.npz")):

@@ -3,10 +3,10 @@
 python benchmarks/probability.py --out runs/probability      # 3 minutes, without a model
 python benchmarks/probability.py --records benchmarks/recorded/mr.npz
 
-This is the paper's ablation. The paper's search (auto="paper") runs on half of the examples, with EMA and with maximum
-likelihood. Then all 120 orders are scored on the other half. The seed determines the split and the search. With
---beside, the figure also shows results of `python examples/paper run --ablations probability`, such as results for
-fewer demos.
+The comparison is an ablation of the paper. The paper's search (auto="paper") runs on half of the examples, once with
+EMA and once with maximum likelihood. Then all 120 orders are scored on the other half. The seed determines the split
+and the search. With --beside, the figure also shows results of `python examples/paper run --ablations probability`,
+for example, results for fewer demos.
 """
 
 import logging

@@ -1,11 +1,13 @@
-"""A recording of a model's label probabilities for every order of a few demos, for `offline.py --recorded`.
+"""A script that records a model's label probabilities for every order of a few demos.
+
+`offline.py --recorded` compares methods on such recordings.
 
 python benchmarks/record.py --out benchmarks/recorded/mine.npz    # bundled reviews, local model, 12,000 calls
 python benchmarks/record.py --task agnews --data-dir DATA --model hosted_vllm/NAME \
     --api-base http://127.0.0.1:8000/v1 --threads 12 --out benchmarks/recorded/agnews_7b.npz
 
-A server must return log-probabilities (vLLM, llama.cpp, `transformers serve`). With --cache, an interrupted
-command resumes.
+The server must return log-probabilities, like vLLM, llama.cpp and `transformers serve`. With --cache, an
+interrupted command can be run again to resume.
 """
 
 import argparse
@@ -37,7 +39,8 @@ def log_probabilities(draw: Draw, orders: list[tuple[int, ...]], num_threads: in
         if len(replies.inputs) < len(draw.test):
             num_missing = len(draw.test) - len(replies.inputs)
             raise SystemExit(
-                f"order {order}: {num_missing} replies have no label probabilities. Use another model."
+                f"with the demos in order {order}, {num_missing} of the replies had no label probabilities, but all "
+                "replies must have them: use another model"
             )
         tables.append(replies.log_probabilities)
         print(f"{len(tables)} of {len(orders)} orders", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""A recording of a chat model's log-probabilities of labels, in the prompts that `dspy.ChatAdapter` renders.
+"""A script that records a chat model's label log-probabilities in the prompts of `dspy.ChatAdapter`.
 
 pip install torch transformers gguf accelerate
 python benchmarks/record_chat.py --weights FILE.gguf --task trec --data-dir DATA --out benchmarks/recorded/chat/NAME.npz
@@ -7,8 +7,8 @@ Each test example is answered without demos, with its nearest demos, and with ra
 demos come from `--pool` labeled examples. `--demos 8 4 2 --sets 12 8 8 --orders 3 1 1` means 12 sets of 8 demos in 3
 orders each, 8 sets of 4 demos in 1 order, and 8 sets of 2 demos in 1 order.
 
-The beginning of each reply is supplied in the adapter's format. Left alone, a small model may begin differently, mostly
-in prompts without demos. The file says for each prompt whether the model would begin in the adapter's format.
+The opening of each reply is supplied in the adapter's format. Otherwise, a small model may begin differently, mostly
+in prompts without demos. The file records for each prompt whether the model itself would begin with this opening.
 
 The file is written after each arrangement. If the command is interrupted, run it again to resume. With more sets,
 orders or examples, the command extends the file. `levers.py` reads finished and unfinished files.
@@ -39,8 +39,8 @@ NO_DEMOS = "no demos"
 NEAREST = "nearest"
 RANDOM = "random"
 BATCH_TOKENS = 4_096  # maximum tokens in a batch; larger batches are no faster
-NUM_NEAREST = 16  # examples between two saves for nearest demos, which are slow without common prefixes
-NONE = -1  # index that fills the rows of arrangements with fewer demos than others
+NUM_NEAREST = 16  # examples between two saves for nearest demos; without common prefixes, reading is slow
+NONE = -1  # index that pads the rows of arrangements with fewer demos than others
 
 
 class Tokenizer(Protocol):
@@ -54,7 +54,7 @@ class Tokenizer(Protocol):
 
 
 class Chat:
-    """Prompts of a task as tokens of a chat model.
+    """The prompts of a task, as tokens of a chat model.
 
     Attributes:
         opening: Text of a reply before the label, in the adapter's format.
@@ -91,9 +91,10 @@ class Chat:
         return self._encode(self.text(demos, inputs))
 
     def label_tokens(self) -> list[list[int]]:
-        """Return the first token of each label if these tokens all differ, else all tokens of each label.
+        """Return the first token of each label if the first tokens all differ, else all tokens of each label.
 
-        In the second case, include the token after the label, because one label may be the start of another.
+        In the second case, include the token after the label, because one label may be the start of
+        another.
         """
         text = self.text([], {self._task.input_field: ""})
         before = self._encode(text)
@@ -102,7 +103,7 @@ class Chat:
             tokens = self._encode(text + label + self.closing)
             if tokens[: len(before)] != before:
                 raise SystemExit(
-                    f"label {label!r} must begin with a new token; the tokenizer merges it with the text before: use "
+                    f"label {label!r} must begin with a new token; the tokenizer merges it with preceding text: use "
                     "another model or task"
                 )
             without_closing = self._encode(text + label)
@@ -117,7 +118,7 @@ class Chat:
 
 
 def shared_length(prompts: Sequence[Sequence[int]], num_own: int) -> int:
-    """Return the length of the prompts' common prefix, without the last `num_own` tokens of any prompt."""
+    """Return the length of the prompts' common prefix, excluding the last `num_own` tokens of each prompt."""
     length = min(map(len, prompts)) - num_own
     for place in range(length):
         if len({prompt[place] for prompt in prompts}) > 1:
@@ -167,7 +168,7 @@ class ChatModel:
         self._model = AutoModelForCausalLM.from_pretrained(
             **place, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
         ).eval()
-        # bfloat16 logits have steps of 0.1, which would make labels tie, so compute logits in float32.
+        # Compute logits in float32: bfloat16 logits have steps of 0.1, so labels would often tie.
         self._head = self._model.get_output_embeddings().weight.float()
 
     def read(self, prompts: Sequence[list[int]], opening: list[int], answers: Sequence[list[int]]) -> Reading:
@@ -210,7 +211,7 @@ class ChatModel:
         torch = self._torch
         for batch in batches(rows):
             longest = max(len(rows[row]) for row in batch)
-            # Padding follows the last token, so that no token attends to padding.
+            # Put the padding after the last token, so that no token attends to it.
             tokens = torch.tensor([rows[row] + [0] * (longest - len(rows[row])) for row in batch])
             cache = copy.deepcopy(shared)
             if cache.get_seq_length():
@@ -223,7 +224,10 @@ class ChatModel:
 
 
 def batches(rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Yield batches of indices of rows with similar lengths. A padded batch has at most `BATCH_TOKENS` tokens."""
+    """Yield batches with the indices of rows of similar lengths.
+
+    With padding, a batch has at most `BATCH_TOKENS` tokens, unless it is a single longer row.
+    """
     batch: list[int] = []
     for row in sorted(range(len(rows)), key=lambda row: len(rows[row])):
         if batch and (len(batch) + 1) * len(rows[row]) > BATCH_TOKENS:
@@ -240,7 +244,7 @@ class Arrangement:
 
     Attributes:
         kind: How the demos are chosen: `NO_DEMOS`, `NEAREST` or `RANDOM`.
-        demos: Indices of the demos in the pool, in prompt order; empty unless random.
+        demos: Indices of the demos in the pool, in prompt order; empty unless `kind` is `RANDOM`.
         set: Index of the random set among the sets of equal size.
     """
 
@@ -296,9 +300,9 @@ class Draw:
     """The labeled examples and the test examples of a task.
 
     Attributes:
-        pool_rows, test_rows: Indices of the examples in the lists of `paper.data.load`.
-        nearest: Indices of the nearest demos of each test example in the pool, ending with the nearest,
-            ``[examples, demos]``.
+        pool_rows, test_rows: Indices of the examples in the lists from `paper.data.load`.
+        nearest: Indices in the pool of the demos nearest to each test example, ending with the
+            nearest, ``[examples, demos]``.
     """
 
     def __init__(self, name: str, data_dir: Path, size: DrawSize) -> None:
@@ -328,7 +332,8 @@ class RecordFile:
 
     Attributes:
         log_probabilities: Log-probabilities, ``[arrangements, examples, labels]``; NaN if missing.
-        is_own: Whether the model itself would begin with the opening, ``[arrangements, examples]``.
+        is_own: Whether the model itself would begin its reply with the opening,
+            ``[arrangements, examples]``.
         prompt_tokens: Number of tokens in each prompt, ``[arrangements, examples]``.
         prefix_tokens: Number of tokens in the common prefix of an arrangement's prompts, ``[arrangements]``.
     """

@@ -1,4 +1,4 @@
-"""Runs of methods that choose orders of demos, with a landscape in place of a language model."""
+"""Functions that run methods for ordering demos on a landscape, in place of a language model."""
 
 import functools
 import re
@@ -43,7 +43,8 @@ METHODS = [*LEARNS, "paper", "top-k", "batch", *SHOWS, *BY_F1]
 class Pool:
     """A landscape whose first examples are known and whose other examples are held out.
 
-    If `share` is set, scores are the F1 of the `rare` label, and examples are weighted to give this label this share.
+    If `share` is set, scores are the F1 of the label `rare`, and held-out examples are weighted to give
+    this label this share.
     """
 
     landscape: Landscape
@@ -125,7 +126,7 @@ class ReplayEngine:
 def label_response(
     field: str, labels: Sequence[str], values: np.ndarray, usage: dict[str, Any], request: lm15.Request
 ) -> lm15.Response:
-    """Return a reply in the format of DSPy's `ChatAdapter`. Its label tokens have the given log-probabilities."""
+    """Return a reply in the format of DSPy's `ChatAdapter`, with the given log-probabilities of labels."""
     likeliest = np.argsort(-values, kind="stable")
     head = f"[[ ## {field} ## ]]\n"
     tail = "\n\n[[ ## completed ## ]]"
@@ -149,7 +150,7 @@ def certain(token: str) -> dict[str, object]:
 
 
 class Lookup(dspy.Predict):
-    """A predictor that reads its answers from a landscape, because this is faster than an LM call."""
+    """A predictor that looks up its answers in a landscape. A lookup is faster than an LM call."""
 
     def forward(self, **inputs: str) -> dspy.Prediction:
         self.engine.calls += 1
@@ -158,7 +159,7 @@ class Lookup(dspy.Predict):
 
 
 def number_of(text: str) -> int:
-    """Return the index at the start of the text of a demo or an example."""
+    """Return the index at the start of a demo's or an example's text."""
     return int(NAMES.findall(text)[0])
 
 
@@ -169,7 +170,7 @@ def shown_by(predictor: dspy.Predict) -> Order:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The held-out score of a compiled program, the number of program calls, and the comparison in the report."""
+    """The held-out score of a compiled program, the number of calls, and the comparison in the report."""
 
     score: float
     calls: int
@@ -231,7 +232,7 @@ def make_optimizer(pool: Pool, method: str, budget: int | None, seed: int, stude
 
 
 def paper_sizes(pool: Pool, budget: int | None) -> dict[str, int]:
-    """Return the largest numbers of samples and final draws with which two rounds fit the budget."""
+    """Return the largest numbers of samples and final draws for which the budget allows two rounds."""
     num_selection = max(1, round(0.2 * pool.num_known))
     for num_samples in range(15, 1, -1):
         num_draws = max(1, round(num_samples * 2 / 3))
@@ -249,8 +250,8 @@ def metric(example: dspy.Example, prediction: dspy.Prediction, trace: object = N
 def halving(pool: Pool, budget: int, seed: int) -> tuple[Order, int]:
     """Return the best of 225 random orders by successive halving, and the number of calls.
 
-    If the landscape has demos to choose from, halve arrangements instead. Use a third of the calls to score each
-    arrangement on 4 examples.
+    If the landscape has demos to choose from, halve arrangements instead. A third of the calls is used
+    to score each arrangement on 4 examples.
     """
     rng = np.random.default_rng(seed)
     first = 0

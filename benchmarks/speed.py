@@ -6,11 +6,11 @@ python benchmarks/speed.py --parts searches --weights MODEL.gguf
 
 cells      time and memory per call, over 100,000 calls
 rounds     CPU time of a round (`ask()` and `tell()`) at the end of a compile
-threads    time compared with a loop over `dspy.Evaluate`, if one call in 20 takes 1 s and the others 50 ms
-pools      time to find the 8 nearest demos of an input by comparing words
+threads    time compared with a loop over `dspy.Evaluate`, if one call in 20 takes 1 s and the others take 50 ms
+pools      time to find the `--demos` nearest demos of an input by comparing words
 prefixes   calls per second, ordering by ordering and shuffled: 6 orders of `--demos` demos on 25 reviews
-searches   prompt tokens that are not in llama.cpp's cache, and seconds, in 300 calls of DSPy's random search on 40
-           reviews and in 300 calls of PLFewShot; without --weights, only tokens are counted, and answers are random
+searches   prompt tokens not in llama.cpp's cache, and seconds, for 300 calls of DSPy's random search on 40 reviews
+           and for 300 calls of PLFewShot; without --weights, only tokens are counted, and answers are random
 """
 
 import argparse
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 def questions(name: str, number: int) -> list[dspy.Example]:
-    """Return examples with the same label, because the answers do not matter."""
+    """Return examples. All have the same label, because the answers do not matter."""
     return [dspy.Example(question=f"{name} {i}", label="a").with_inputs("question") for i in range(number)]
 
 
@@ -107,7 +107,7 @@ def cells(_: argparse.Namespace) -> Iterator[dict[str, str]]:
 
 
 def timed(method: Callable[P, T], milliseconds: list[float]) -> Callable[P, T]:
-    """Return a method that appends the CPU time of each call to a list."""
+    """Return the method, wrapped to append the CPU time of each call to `milliseconds`."""
 
     def timing(*args: P.args, **options: P.kwargs) -> T:
         began = time.process_time()
@@ -168,7 +168,7 @@ def threads(_: argparse.Namespace) -> Iterator[dict[str, str]]:
 
 
 def pools(args: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """Find demos for inputs of 20 words each. The words are drawn from a skewed distribution over 5,000 words."""
+    """Find demos for inputs of 20 words each, drawn from a skewed distribution over 5,000 words."""
     rng = np.random.default_rng(0)
     for size in (100, 1_000, 10_000):
         words = (5_000 * rng.random((size + 200, 20)) ** 3).astype(int)
@@ -216,7 +216,7 @@ def is_right(example: dspy.Example, prediction: dspy.Prediction, trace: object =
 
 
 def random_search(reviews: list[dspy.Example], num_demos: int) -> None:
-    """Run DSPy's random search, which scores each set of demos on the same reviews."""
+    """Run DSPy's random search. It scores all sets of demos on the same reviews."""
     optimizer = dspy.BootstrapFewShotWithRandomSearch(
         metric=is_right,
         max_bootstrapped_demos=num_demos // 2,
@@ -243,7 +243,7 @@ def few_shot(reviews: list[dspy.Example], num_demos: int) -> None:
 class CountingEngine:
     """An LM engine that counts prompt tokens like llama.cpp with one slot, and gives pseudo-random answers.
 
-    Answers have log-probabilities of the labels. Each label is one token.
+    Replies include the log-probabilities of the labels. Each label is one token.
     """
 
     def __init__(self) -> None:

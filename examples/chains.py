@@ -1,11 +1,11 @@
-"""Chains that run one of DSPy's optimizers and PLReorder, each in a few lines.
+"""Chains of one of DSPy's optimizers and PLReorder, each in a few lines.
 
 python examples/chains.py labeled_few_shot                  # on the local model
 python examples/chains.py mipro --lm openai/gpt-4o-mini     # on any other model
 python examples/chains.py                                   # lists the chains
 
-Each function takes a student, examples, a metric and an LM. It returns the program with its demos in the best order
-that was found. Settings are small, so that each chain takes minutes. Omit them to use DSPy's defaults.
+Each function takes a student, examples, a metric and an LM. It returns a program with the demos in the best order
+that was found. The settings are small, so that each chain takes minutes. Omit them to use DSPy's defaults.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def simba(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM)
 
 
 def copro(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Choose demos before COPRO, which rewrites instructions and keeps the demos."""
+    """Choose demos first, because COPRO rewrites the instructions but keeps the demos."""
     program = dspy.LabeledFewShot(k=6).compile(student, trainset=examples)
     optimizer = dspy.COPRO(metric=metric, breadth=2, depth=1, prompt_model=lm)
     options = {"num_threads": 2, "display_progress": False}
@@ -83,7 +83,7 @@ def copro(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM)
 
 
 def gepa(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Choose demos before GEPA, which rewrites instructions and keeps the demos."""
+    """Choose demos first, because GEPA rewrites the instructions but keeps the demos."""
 
     # GEPA requires a metric that takes five arguments.
     def gepa_metric(gold, pred, trace=None, pred_name=None, pred_trace=None):  # type: ignore[no-untyped-def]
@@ -96,7 +96,7 @@ def gepa(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) 
 
 
 def better_together(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Run all steps in one optimizer, which returns the best program from any step."""
+    """Run all steps in one optimizer. It returns the best program from any step."""
     student = student.deepcopy()
     student.set_lm(lm)
     optimizer = dspy.BetterTogether(
@@ -128,7 +128,7 @@ def finetune(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.
 
 
 def ensemble(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Order the demos of the members first, because the ensemble itself has no demos."""
+    """Order the demos of each member first, because the ensemble itself has no demos."""
     members = []
     for seed in (0, 1):
         member = dspy.LabeledFewShot(k=6).compile(student, trainset=examples[seed::2])

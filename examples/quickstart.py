@@ -1,4 +1,4 @@
-"""A script that orders a sentiment program's demos with a local model, and scores orders on held-out reviews.
+"""A script that orders a sentiment program's demos on a local model, and scores orders on held-out reviews.
 
 python examples/quickstart.py                                       # the bundled reviews
 python examples/quickstart.py --task mr                             # a task of the paper, from the Hugging Face hub
@@ -74,7 +74,7 @@ class Result:
 
 
 def run(data: Data, args: argparse.Namespace, seed: int) -> Result:
-    """Choose and order demos, save the program, and score several orders on held-out examples."""
+    """Draw and order demos, save the program, and score several orders on held-out examples."""
     rng = random.Random(seed)
     trainset = rng.sample(data.train, min(args.pool + args.demos, len(data.train)))
     testset = rng.sample(data.test, min(args.test, len(data.test)))
@@ -127,7 +127,7 @@ def print_result(result: Result) -> None:
 
 
 def print_seeds(results: dict[int, Result]) -> None:
-    """Print one line for each seed, then the mean gain over seeds with its interval."""
+    """Print a line for each seed, and then the mean gain over seeds with its interval."""
     print("\nseed  original  chosen    gain   random: worst   mean   best   calls  seconds")
     for seed, result in results.items():
         scores = result.random_orders
@@ -157,7 +157,7 @@ def parse_args() -> argparse.Namespace:
     add("--random-orders", type=int, default=12, help="number of random orders to score for comparison")
     add("--update", default="mle", choices=["mle", "ema", "mixture"])
     add("--auto", default="light", choices=["light", "medium", "heavy", "paper"])
-    add("--max-calls", type=int, help="maximum number of program calls, instead of the limit set by --auto")
+    add("--max-calls", type=int, help="maximum number of program calls, instead of the limit from --auto")
     add("--signal", default="auto", choices=["auto", "score", "logprobs"])
     add("--seeds", type=int, nargs="+", default=[0], help="seeds; each run draws its own demos")
     add("--threads", type=int, default=2, help="number of concurrent calls")
@@ -165,7 +165,7 @@ def parse_args() -> argparse.Namespace:
         "--out",
         type=Path,
         default=Path("runs/quickstart"),
-        help="folder for the program and report of the last run",
+        help="folder for the program and the report of the last run",
     )
     args = parser.parse_args()
     for name, minimum in MINIMUMS.items():

@@ -1,4 +1,4 @@
-"""Metrics that decide whether the answer to a reasoning task is correct.
+"""Functions that decide whether the answer to a reasoning task is correct.
 
 An output may be a bare answer or a whole solution. The final answer is the content of the last box. If there is no box,
 the final answer is the text after the last "answer is", "Answer:" or "####". If there is no such mark either, the final
@@ -33,10 +33,10 @@ _NUMBERS = (re.compile(r"[-+]?\d+"), re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+)"))
 
 
 def same_number(predicted: str, gold: str) -> bool:
-    """Return whether the final answer of an output is the gold number, such as "1,250" (GSM8K).
+    """Return whether an output's final answer is the gold number, such as "1,250" (GSM8K).
 
-    Answers with several numbers are incorrect, and so are unevaluated products such as "3 * 4". Ignore currency,
-    units and thousands commas.
+    Answers with several numbers are incorrect, and so are unevaluated products such as "3 * 4".
+    Currency, units and thousands commas are ignored.
     """
     expected = rational(tidy(gold))
     stated = stated_answer(predicted)
@@ -45,10 +45,10 @@ def same_number(predicted: str, gold: str) -> bool:
 
 
 def same_expression(predicted: str, gold: str) -> bool:
-    """Return whether the final answer of an output is the gold expression, in LaTeX or words (MATH500, DeepMath).
+    """Return whether an output's final answer is the gold expression, in LaTeX or words (MATH500, DeepMath).
 
-    Different forms of a value are equal, such as "1/2" and "0.5", or "x = 5" and "5". A rounded decimal differs from
-    the exact value. Ignore units, and the order in lists and sets.
+    Different forms of a value are equal, such as "1/2" and "0.5", or "x = 5" and "5". A rounded
+    decimal differs from the exact value. Units, and the order in lists and sets, are ignored.
     """
     require_library()
     truth = _TRUTHS.get(re.sub(r"\\text\w*|\W", "", gold).lower())
@@ -62,13 +62,14 @@ def same_expression(predicted: str, gold: str) -> bool:
 
 
 def lenient(predicted: str, gold: str) -> bool:
-    """Return whether the gold answer appears anywhere in an output. The published code scores answers in this way.
+    """Return whether the gold answer appears anywhere in an output.
 
-    A gold number must appear in the output, and a gold expression must appear as LaTeX. So "Note" is accepted for "No",
-    and "3 apples and 4 pears make 7" for 3. Use this metric only for comparisons with published numbers.
+    The published code scores answers this way. A gold number must appear as a number, and a gold
+    expression must appear as LaTeX. So "Note" is accepted for "No", and "3 apples and 4 pears make 7"
+    for 3. Use this metric only for comparisons with published numbers.
 
-    Deviation: Also ignore thousands commas, so that "1,250" contains 1250. In the published code, "1,250" contains only
-    1 and 250. "3.5" contains the integers 3 and 5, as in the published code for GSM8K, but not for the other tasks.
+    Unlike in the published code, "1,250" contains not only 1 and 250, but also 1250. "3.5" contains the
+    integers 3 and 5. In the published code, it contains them for GSM8K but not for the other tasks.
     """
     gold, *outputs = (re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text) for text in (gold.strip(), predicted))
     outputs.append(predicted)
@@ -85,22 +86,23 @@ def lenient(predicted: str, gold: str) -> bool:
 
 
 def _digits(number: str) -> tuple[bool, str, str]:
-    """Return whether a number is negative, and the digits before and after the point without redundant zeros."""
+    """Return whether a number is negative, and its digits before and after the point without extra zeros."""
     whole, _, part = number.lstrip("+-").partition(".")
     return number.startswith("-"), whole.lstrip("0"), part.rstrip("0")
 
 
 def _spell(latex: str) -> str:
-    """Return LaTeX without spacing and sizing commands, which do not affect the meaning."""
+    """Return LaTeX without spacing and sizing commands, because they do not affect the meaning."""
     latex = re.sub(r"\\[,!;: ]|\\left(?![a-z])|\\right(?![a-z])|\s|^\$+|\$+$", "", latex)
     return re.sub(r"\\[dt]frac", r"\\frac", latex)
 
 
 def boxes(text: str) -> list[tuple[str, int, int]]:
-    r"""Return the content, start and end of each outermost box in a text.
+    r"""Return the content, start and end of each outermost box in `text`.
 
-    A box is a ``\boxed`` or ``\fbox`` followed by braces, which may be nested, or by a single word. The commands of
-    inner boxes are removed. An unclosed box has no content, and extends to the end of the text.
+    A box is a ``\boxed`` or ``\fbox`` followed by text in braces or by a single word. Braces may be
+    nested. The commands of inner boxes are removed. An unclosed box has no content, and extends to the
+    end of `text`.
     """
     contents: list[tuple[str, int, int]] = []
     end = 0
@@ -151,7 +153,7 @@ def stated_answer(output: str) -> str | None:
 
 
 def _leading_formulas(text: str) -> str:
-    """Return the formulas at the start of a text, joined by commas.
+    """Return the formulas at the start of `text`, joined by commas.
 
     Return an empty string if words precede or continue the formulas.
     """
@@ -175,7 +177,7 @@ def _content(formula: re.Match[str]) -> str:
 
 
 def last_expression(output: str) -> tuple[str, bool]:
-    """Return the last expression of an output without a marked answer, and whether the expression is in prose."""
+    """Return the last expression in an output without a marked answer, and whether it is in prose."""
     last = next((line.strip() for line in reversed(_without_bold(output).splitlines()) if line.strip()), "")
     if len(_WORD.findall(re.sub(r"\\[A-Za-z]+\s*\{[^{}]*\}", " ", last))) < 3:
         return last, False
@@ -184,12 +186,12 @@ def last_expression(output: str) -> tuple[str, bool]:
 
 
 def _without_bold(output: str) -> str:
-    """Return an output without markup for bold text."""
+    """Return an output without the markup for bold text."""
     return _BOLD.sub("", output).strip()
 
 
 def verdict(output: str) -> bool | None:
-    """Return True if an output says yes or true, False if it says no or false, and None if it says neither or both."""
+    """Return True if an output says yes or true, False if it says no or false, and None otherwise."""
     stated = stated_answer(output)
     text = _without_bold(output if stated is None else stated)
     lines = [line for line in text.splitlines() if line.strip()]
@@ -206,7 +208,7 @@ def verdict(output: str) -> bool | None:
 
 
 def _only_verdict(text: str) -> bool | None:
-    """Return the verdict of a text if there is exactly one verdict and no negation, else None."""
+    """Return the verdict in `text` if there is exactly one verdict and no negation, else None."""
     words = re.findall(r"[a-z]+(?:'t)?", text.lower())
     verdicts = {_TRUTHS[word] for word in words if word in _TRUTHS}
     is_negated = any(word in {"not", "cannot", "neither"} or word.endswith("'t") for word in words)

@@ -1,6 +1,6 @@
 """The commands `run`, `table` and `figure`.
 
-`run` makes the runs of a grid. `table` and `figure` present the results.
+`run` makes the runs of a grid of tasks, numbers of demos, seeds and methods. `table` and `figure` present the results.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     run = commands.add_parser(
         "run",
         help="make the runs that have no result yet",
-        epilog="Runs that have a result in --out are skipped; a run that was killed resumes.",
+        epilog="Runs that have a result in --out are skipped, and runs that were killed resume.",
     )
     run.set_defaults(command=_run)
     _add_run_arguments(run)
@@ -84,7 +84,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             "--out",
             type=Path,
             default=Path("runs/experiment"),
-            help="folder of the results (default: runs/experiment)",
+            help="folder with the results (default: runs/experiment)",
         )
     return parser.parse_args(arguments)
 
@@ -118,9 +118,11 @@ def _add_run_arguments(run: argparse.ArgumentParser) -> None:
         "--metric",
         default="strict",
         choices=get_args(MetricName),
-        help="metric of reasoning tasks (default: strict)",
+        help="metric for reasoning tasks (default: strict)",
     )
-    add("--model", default=LOCAL, help="litellm name of the model (default: local, which is SmolLM2-135M)")
+    add(
+        "--model", default=LOCAL, help="litellm name of the model, or local for SmolLM2-135M (default: local)"
+    )
     add_list("--api-base", default=[], metavar="URL", help="addresses of the model's servers")
     add("--api-key-env", help="environment variable that holds the API key")
     add("--cache", action="store_true", help="let DSPy cache answers, so that methods share identical calls")
@@ -131,7 +133,7 @@ def _add_run_arguments(run: argparse.ArgumentParser) -> None:
     )
     add("--threads", type=_positive, default=2, help="number of concurrent calls in each worker (default: 2)")
     add("--jobs", type=_positive, help="number of concurrent runs, with Ray (default: one per --api-base)")
-    add("--ray", metavar="ADDRESS", help="address of a Ray cluster for the runs, or auto or local")
+    add("--ray", metavar="ADDRESS", help="address of a Ray cluster for the runs; can also be auto or local")
     add("--dry-run", action="store_true", help="print how many runs and calls are missing, and exit")
 
 
@@ -163,7 +165,7 @@ def _run(args: argparse.Namespace) -> int:
         _print_missing(experiment, runs)
         return 0
     outcome = run_grid(experiment, runs, engine=_engine(args))
-    counts = f"{outcome.num_known} had a result, {outcome.num_made} were made, {len(outcome.failed)} failed"
+    counts = f"{outcome.num_known} made before, {outcome.num_made} made now, {len(outcome.failed)} failed"
     print(f"{len(runs)} runs: {counts}; results in {experiment.folder}")
     hide = Redactor([], variables=[args.api_key_env])
     for run, error in outcome.failed.items():
@@ -182,20 +184,20 @@ def _engine(args: argparse.Namespace) -> Engine:
 
 
 def _print_missing(experiment: Experiment, runs: Sequence[Run]) -> None:
-    """Print the number of runs without a result, and the maximum number of program calls in these runs."""
+    """Print the number of runs without a result, and the maximum number of their program calls."""
     with open_store(experiment.folder, experiment.settings()) as store:
         missing = [run for run in runs if run not in store]
     calls: Counter[str] = Counter()
     for run in missing:
         calls[run.method] += count_calls(experiment, run)
-    limit = f"at most {calls.total():,} program calls, including held-out examples"
+    limit = f"at most {calls.total():,} program calls, including calls on held-out examples"
     print(f"{len(runs)} runs, {len(missing)} of them without a result: {limit}")
     for method, count in calls.items():
         print(f"  {method}: {count:,}")
 
 
 def _table(args: argparse.Namespace) -> int:
-    """Write tables of the results in the folder --out."""
+    """Make tables of the results in the folder --out."""
     for table in all_tables(frame_of(read_results(args.out / RESULTS))):
         print(*table.save(args.to or args.out / "table"), sep="\n")
     return 0

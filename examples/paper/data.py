@@ -22,15 +22,15 @@ from .tasks import TASKS, Task
 logger = logging.getLogger(__name__)
 
 NUM_HELD_OUT = 2_000
-"""If a data set has no test split, a fifth of its examples are held out, but at most this number."""
+"""If a data set has no test split, a fifth of its examples is held out, but no more than this number."""
 
 
 class DataError(ValueError):
-    """An error that states why data cannot be used, and how to fix this."""
+    """An error that states why data cannot be used and how to fix the problem."""
 
 
 class Row(BaseModel):
-    """The text and answer in a line of a data file. Other fields are ignored."""
+    """The text and the answer in a line of a data file. Other fields are ignored."""
 
     model_config = ConfigDict(strict=True, str_strip_whitespace=True)
 
@@ -40,13 +40,14 @@ class Row(BaseModel):
 
 @dataclass(frozen=True)
 class HubSource:
-    """The location on the hub of one part of a task, either train or test.
+    """The location of a task's train part or test part on the hub.
 
     Attributes:
         split: The split of the data set.
         text, answer: Names of the columns. Class indices are replaced by class names.
         labels: The paper's label words, keyed by class name. Empty if answers are open.
-        read: Extracts the answer from a value of the answer column, or returns an empty string.
+        read: Function that extracts the answer from a value in the answer column. If there is no
+            answer, it returns an empty string.
         is_streamed: Whether to fetch only the two columns, without saving the data set to disk.
     """
 
@@ -59,12 +60,12 @@ class HubSource:
 
 
 def after_hashes(solution: str) -> str:
-    """Return the text after the last "####" of a solution, or an empty string."""
+    """Return the text after the last "####" in a solution, or an empty string."""
     return solution.rpartition("####")[2].strip() if "####" in solution else ""
 
 
 def last_box(solution: str) -> str:
-    """Return the content of the last box of a solution, or an empty string."""
+    """Return the content of the last box in a solution, or an empty string."""
     contents = boxes(solution)
     return contents[-1][0] if contents else ""
 
@@ -86,21 +87,21 @@ _TREC = ("DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM")
 HUB: dict[str, tuple[HubSource, ...]] = {
     "mr": _both_parts("mr", "cornell-movie-review-data/rotten_tomatoes", "text", "label", "neg", "pos"),
     "sst5": _both_parts("sst5", "SetFit/sst5", "text", "label_text", *_SST5),
-    # `datasets` cannot load the original, CogComp/trec, because it is a script.
+    # `datasets` cannot load the original, CogComp/trec, because it is distributed as a script.
     "trec": _both_parts("trec", "SetFit/TREC-QC", "text", "label_coarse_original", *_TREC),
     "agnews": _both_parts(
         "agnews", "fancyzhx/ag_news", "text", "label", "World", "Sports", "Business", "Sci/Tech"
     ),
     "subj": _both_parts("subj", "SetFit/subj", "text", "label_text", "subjective", "objective"),
     "gsm8k": _both_parts("gsm8k", "openai/gsm8k", "question", "answer", config="main", read=after_hashes),
-    # MATH-500 is a part of MATH's test split.
+    # MATH-500 is part of MATH's test split.
     "math500": (
         HubSource(
             HubSplit("DigitalLearningGmbH/MATH-lighteval", None, "train"), "problem", "solution", {}, last_box
         ),
         HubSource(HubSplit("HuggingFaceH4/MATH-500", None, "test"), "problem", "answer", {}),
     ),
-    # Stream the columns, because the data set has 2 GB, mostly solutions.
+    # Stream two columns, because the data set has 2 GB, mostly in solutions.
     "deepmath": (
         HubSource(
             HubSplit("zwhe99/DeepMath-103K", None, "train"), "question", "final_answer", {}, is_streamed=True
@@ -109,19 +110,19 @@ HUB: dict[str, tuple[HubSource, ...]] = {
 }
 """The train and test splits of each task on the hub.
 
-If there is only one split, a part of the split is held out.
+If there is only one split, part of it is held out.
 """
 
 
 def load(task: Task, *, data_dir: Path | None = None) -> tuple[list[dspy.Example], list[dspy.Example]]:
     """Read the train and test parts of a task.
 
-    Skip rows without a text or an answer, and train texts that are repeated or in the test part. Ignore whitespace when
-    comparing texts. Use the test part as published, so its texts may repeat.
+    Skip rows whose text or answer is empty, and train texts that are repeated or in the test part.
+    Ignore differences in whitespace between texts. Repeated texts in the test part are kept.
 
     Args:
-        task: The task, which determines the data set and the valid labels.
-        data_dir: Folder with NAME_train.jsonl and NAME_test.jsonl; None reads the hub.
+        task: The task. It determines the data set and the valid labels.
+        data_dir: Folder with NAME_train.jsonl and NAME_test.jsonl. None means the hub.
 
     Raises:
         DataError: If the data cannot be read, a row is invalid, or a part is empty.
@@ -139,12 +140,13 @@ def load(task: Task, *, data_dir: Path | None = None) -> tuple[list[dspy.Example
     for name, rows in (("train", distinct), ("test", test)):
         if not rows:
             raise DataError(
-                f"the {name} part of {task.name!r} must have rows with a text and an answer; got none. Add such rows."
+                f"the {name} part of {task.name!r} must have rows with a text and an answer; got no such rows. Add "
+                "some."
             )
     if len(distinct) < len(train):
         num_repeats = len(train) - len(distinct)
         logger.info(
-            "%s: skipped %d train texts that are repeated or in the test part", task.name, num_repeats
+            "%s: skipped train texts that are repeated or in the test part (%d)", task.name, num_repeats
         )
     return _examples(task, distinct), _examples(task, test)
 
@@ -160,7 +162,7 @@ def _examples(task: Task, rows: list[Row]) -> list[dspy.Example]:
 
 
 def _read_file(path: Path, task: Task) -> list[Row]:
-    """Return the rows of a file that have both a text and an answer."""
+    """Return the rows of a file in which neither the text nor the answer is empty."""
     if not path.is_file():
         raise DataError(
             f"there is no file {path}. Pass a data_dir (--data-dir) with {task.name}_train.jsonl and "
@@ -175,7 +177,7 @@ def _read_file(path: Path, task: Task) -> list[Row]:
 
 
 def _read_hub(task: Task) -> list[list[Row]]:
-    """Return the train and test rows of a task on the hub. If there is only one split, hold out a part of it."""
+    """Return a task's train and test rows on the hub. If there is only one split, hold out part of it."""
     parts = []
     for source in HUB[task.name]:
         try:
@@ -189,7 +191,7 @@ def _read_hub(task: Task) -> list[list[Row]]:
 
 
 def _hub_rows(source: HubSource, task: Task) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the location and content of each row in a split. Labels are replaced by the paper's words."""
+    """Yield the location and content of each row in a split. Replace labels with the paper's words."""
     name = str(source.split)
     changed = "The data set has changed: pass the task's files as data_dir (--data-dir)."
     examples = as_examples(_load_split(source), task.program("plain"), name=name, inputs=[source.text])
@@ -197,7 +199,7 @@ def _hub_rows(source: HubSource, task: Task) -> Iterator[tuple[str, dict[str, An
         place = f"{name}[{index}]"
         answer = example.get(source.answer, "")
         if not isinstance(answer, str):
-            raise DataError(f"{place} must have a text in {source.answer!r}; got {answer!r}. {changed}")
+            raise DataError(f"{place} must have a string in {source.answer!r}; got {answer!r}. {changed}")
         answer = source.read(answer)
         if source.labels and answer:
             if answer not in source.labels:
@@ -213,7 +215,7 @@ def _load_split(source: HubSource) -> Rows:
     datasets = import_datasets()
     columns = [source.text, source.answer]
     if source.is_streamed:
-        # Pass `features` too. With `columns` alone, `datasets` rejects data sets whose card lists features.
+        # Also pass `features`: with `columns` alone, `datasets` rejects data sets whose card lists features.
         features = datasets.Features(dict.fromkeys(columns, datasets.Value("string")))
         stream = load_hub_split(source.split, streaming=True, columns=columns, features=features)
         return datasets.Dataset.from_list(list(stream), features=features)
@@ -221,13 +223,13 @@ def _load_split(source: HubSource) -> Rows:
     missing = [column for column in columns if column not in dataset.column_names]
     if missing:
         raise UserError(
-            f"{source.split} must have the columns {columns}; got {dataset.column_names}: pass data_dir"
+            f"{source.split} must have the columns {columns}; got {dataset.column_names}: the data set has changed"
         )
     return dataset.select_columns(columns)
 
 
 def hold_out(rows: list[Row]) -> list[list[Row]]:
-    """Split rows into train and test by a digest of their texts, so that the order of rows does not matter."""
+    """Split rows into train and test by a digest of their texts, so that the rows' order does not matter."""
     by_text: dict[str, Row] = {}
     for row in rows:
         by_text.setdefault(_normalized_text(row), row)
@@ -239,7 +241,7 @@ def hold_out(rows: list[Row]) -> list[list[Row]]:
 
 
 def _usable(task: Task, rows: Iterator[tuple[str, Any]]) -> list[Row]:
-    """Return the rows that have both a text and an answer. Raise an error if a row is invalid."""
+    """Return the rows in which neither text nor answer is empty. Raise an error if a row is invalid."""
     usable = []
     num_skipped = 0
     for place, fields in rows:
@@ -256,5 +258,5 @@ def _usable(task: Task, rows: Iterator[tuple[str, Any]]) -> list[Row]:
         else:
             usable.append(row)
     if num_skipped:
-        logger.info("%s: skipped %d rows without a text or an answer", task.name, num_skipped)
+        logger.info("%s: skipped rows whose text or answer is empty (%d)", task.name, num_skipped)
     return usable

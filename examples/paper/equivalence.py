@@ -1,9 +1,9 @@
-"""A comparison of LaTeX expressions by math-verify in a child process, which runs this file.
+"""Comparisons of LaTeX expressions by math-verify, in a child process that runs this file.
 
-math-verify uses signals to limit its time. Only the main thread may set signals, but a metric runs in worker threads.
-Some expressions also keep sympy busy forever, in code that no thread can interrupt. So the operating system kills the
-child if a pair of expressions takes too much CPU time. The parent kills the child if a pair takes too much wall-clock
-time.
+math-verify limits its time with signals. Only the main thread may set signal handlers, but metrics run in worker
+threads. Some expressions also keep sympy busy forever, in code that no thread can interrupt. So the operating system
+kills the child if a pair of expressions takes too much CPU time. The parent kills the child if a pair takes too much
+wall-clock time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 START_SECONDS = 120.0  # wall-clock limit for the start of the child
 PAIR_SECONDS = 60.0  # wall-clock limit for a pair, enforced by the parent
-CPU_SECONDS = 3  # CPU limit for a pair, which does not depend on the load of the machine
+CPU_SECONDS = 3  # CPU limit for a pair, independent of the machine's load
 MEMORY_BYTES = 2 * 2**30
 DECIMAL = re.compile(r"(\d+)\.(\d+)")
 
@@ -29,7 +29,8 @@ DECIMAL = re.compile(r"(\d+)\.(\d+)")
 class Checker:
     """A child process that compares expressions, one pair at a time. Several threads may share it.
 
-    If a pair takes more than `max_seconds` of wall-clock time, the child is killed. The next pair starts a new child.
+    If a pair takes more than `max_seconds` of wall-clock time, the child is killed. The next pair
+    starts a new child.
     """
 
     def __init__(self, *, max_seconds: float = PAIR_SECONDS) -> None:
@@ -61,7 +62,7 @@ class Checker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             encoding="utf-8",
-            # Simplifications can depend on the iteration order of sets.
+            # Fix the iteration order of sets, because simplifications can depend on it.
             env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1"},
             start_new_session=True,  # Ctrl-C must interrupt only the parent.
         )
@@ -104,7 +105,7 @@ atexit.register(_CHECKER.close)
 
 @lru_cache(maxsize=100_000)
 def equivalent(predicted: str, gold: str) -> bool:
-    """Return whether two expressions are equal. Results are cached, and all callers share a `Checker`."""
+    """Return whether two expressions are equal. Results are cached, and all callers share one `Checker`."""
     return _CHECKER.equal(predicted, gold)
 
 
@@ -116,7 +117,10 @@ def require_library() -> None:
 
 
 def answer_pairs() -> None:
-    """Run the child: read `sys.path` from the first line of stdin, and then one pair of expressions per line."""
+    """Run the child.
+
+    Read `sys.path` from the first line of stdin, and then a pair of expressions from each line.
+    """
     sys.path[:] = json.loads(sys.stdin.readline())
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
         os.dup2(2, 1)  # The libraries' output must not be mistaken for a reply.
@@ -132,7 +136,7 @@ def limit_resources() -> None:
     """Limit the memory and CPU time of the next pair."""
     try:
         import resource
-    except ImportError:  # On Windows, only the parent limits the time.
+    except ImportError:  # On Windows, only the parent limits the child's time.
         return
     usage = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(usage.ru_utime + usage.ru_stime) + 1 + CPU_SECONDS
@@ -181,7 +185,7 @@ def parse_latex(latex: str) -> list[Any]:
         basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
     )
     config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=rules)
-    # Replace decimals with fractions, which are exact.
+    # Replace decimals with fractions, because fractions are exact.
     latex = DECIMAL.sub(lambda match: rf"(\frac{{{match[1]}{match[2]}}}{{{10 ** len(match[2])}}})", latex)
     latex = latex.replace(r"\gamma-", r"\gamma -")  # "\gamma-" would be parsed as the gamma function.
     return list(parse(f"${latex}$", [config], fallback_mode="no_fallback", parsing_timeout=None))

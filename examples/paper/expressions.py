@@ -1,4 +1,4 @@
-"""Comparisons of answers as expressions, and extraction of numbers from answers.
+"""Functions that compare answers as expressions and extract numbers from answers.
 
 Answers are normalized first, to remove variations in notation. Then numbers are compared exactly, and words as text.
 The order and the brackets matter in tuples and intervals, but not in lists and sets. A computer algebra system compares
@@ -79,10 +79,11 @@ _SPACES = re.compile(r"(\\[A-Za-z]+ (?=[A-Za-z])|\d (?=\d))| ")
 
 
 def tidy(text: str, *, symbols: bool = False) -> str:
-    """Return an answer as plain LaTeX, without delimiters, units, currency, degrees, spaces or final punctuation.
+    """Return an answer as plain LaTeX, without delimiters, units, currency, spaces or final punctuation.
 
-    Degrees in arguments of trigonometric functions become radians. Thousands commas are removed, unless they are in a
-    list or between brackets. With `symbols`, the "m" of ``5\\text{ m}`` is a unit and not a name.
+    Degree signs are removed. If there is a trigonometric function, degrees become radians. Thousands
+    commas are removed only if the whole answer is a number. If `symbols` is true, the "m" in
+    ``5\\text{ m}`` is a unit, not a name.
     """
     if symbols:
         text = _SYMBOLS.sub(r"\\text{unit}", text)
@@ -136,11 +137,11 @@ _DENIED = re.compile(r"\b(?:not|never|cannot)\b|n't\b", re.IGNORECASE)
 
 
 Mention = tuple[Fraction, int, int]
-"""A number in a text: its value, start and end."""
+"""A number in a string: its value, start and end."""
 
 
 def rational(latex: str) -> Fraction | None:
-    """Return the value of a normalized decimal, fraction or mixed number, or None for any other expression."""
+    """Return the value of a normalized decimal, fraction or mixed number, or None for other expressions."""
     match = _RATIONAL.fullmatch(latex) if len(latex) <= _MAX_LENGTH else None
     if match is None:
         return None
@@ -159,7 +160,7 @@ def rational(latex: str) -> Fraction | None:
 
 
 def mentions(text: str) -> list[Mention]:
-    """Return all numbers in a text, in order."""
+    """Return all numbers in `text`, in order."""
     numbers = []
     for match in _MENTION.finditer(text.replace("\u2212", "-")):
         under = match["under"]
@@ -171,7 +172,7 @@ def mentions(text: str) -> list[Mention]:
 
 
 def stated_number(answer: str) -> Fraction | None:
-    """Return the number in a stated answer, such as "$18 a day", or None if there is not exactly one number."""
+    """Return the number in a stated answer, such as "$18 a day", or None if it is missing or ambiguous."""
     number = _whole_number(answer)
     if number is not None:
         return number
@@ -190,7 +191,7 @@ def stated_number(answer: str) -> Fraction | None:
 
 
 def last_number(text: str) -> Fraction | None:
-    """Return the last number in a text.
+    """Return the last number in `text`.
 
     Return None if this number is negated, or if it is one of several terms or alternatives.
     """
@@ -211,7 +212,7 @@ def last_number(text: str) -> Fraction | None:
 
 
 def _whole_number(text: str) -> Fraction | None:
-    """Return the value of a text that is only a number, or None for any other text."""
+    """Return the value of `text` if it is only a number, else None."""
     return rational(tidy(text)) if len(text) <= _MAX_LENGTH else None
 
 
@@ -293,7 +294,7 @@ def _differ_in_form(predicted: str, gold: str) -> bool:
 
 
 def _is_readable(predicted: str, gold: str) -> bool:
-    """Return whether math-verify, which ignores case, parses both answers as intended."""
+    """Return whether math-verify parses both answers as intended, although it ignores case."""
     plain = [_COMMAND.sub(r"\\", latex) for latex in (predicted, gold)]
     letters = set(filter(str.isalpha, plain[0] + plain[1]))
     in_both_cases = any(letter.swapcase() in letters for letter in letters)
@@ -315,7 +316,7 @@ def _is_words(gold: str) -> bool:
 
 
 def _plain_words(text: str) -> str:
-    """Return a text in lower case, without markup, punctuation or a leading article."""
+    """Return `text` in lowercase, without markup, punctuation or a leading article."""
     inner = re.sub(_TEXT_COMMAND, r"\1", text)
     inner = re.sub(r"[$\"'.,;:!\\]|\\[()]", " ", inner).casefold()
     return re.sub(r"^(?:the|an|a) ", "", " ".join(inner.split()))

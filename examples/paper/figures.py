@@ -1,4 +1,4 @@
-"""Figures that plot the accuracies of orders against their learned probabilities, and the ranks of methods."""
+"""Figures that plot accuracies of orders against their learned probabilities, and ranks of methods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POINTS = "#56B4E9"
 MEAN = "#0072B2"
 ORIGINAL = "#D55E00"
 UPDATES = {"PLR-EMA": "EMA", "PLR-1": "MLE"}
-"""The paper's names for the update rules of methods."""
+"""The paper's names of update rules, keyed by method."""
 
 
 def probability_frame(results: Sequence[Result]) -> pd.DataFrame:
@@ -65,8 +65,8 @@ def draw_probability(frame: pd.DataFrame) -> Figure:
     """Plot the accuracies of all orders, beginning with the most probable order.
 
     Args:
-        frame: Rows of `probability_frame`. Each task, number of demos and update rule has a row of plots, and each seed
-            has a column.
+        frame: The frame from `probability_frame`. Each combination of task, number of demos and update
+            rule has a row of plots, and each seed has a column.
     """
     places = frame.groupby(["task", "num_demos", "update"], sort=False)
     seeds = sorted(frame.seed.unique())
@@ -94,7 +94,7 @@ def draw_probability(frame: pd.DataFrame) -> Figure:
 
 
 def _draw_orders(axis: Axes, ranking: Ranking) -> None:
-    """Draw a point per order, the running mean of all points, and a star at the original order."""
+    """Draw a point for each order, the running mean, and a star at the original order."""
     by_probability = np.argsort(-np.array(ranking.log_probabilities), kind="stable")
     accuracies = pd.Series(ranking.accuracies)[by_probability]
     ranks = np.arange(1, len(accuracies) + 1)
@@ -103,7 +103,7 @@ def _draw_orders(axis: Axes, ranking: Ranking) -> None:
     running_mean = accuracies.rolling(window, center=True, min_periods=1).mean()
     axis.plot(ranks, running_mean, color=MEAN, linewidth=1.5, label="running mean")
     original = tuple(range(len(ranking.orders[0])))
-    if original in ranking.orders:  # If demos are equal, only an equivalent order may be listed.
+    if original in ranking.orders:  # If some demos are equal, an equivalent order may be listed instead.
         place = list(by_probability).index(ranking.orders.index(original))
         axis.plot(
             ranks[place], accuracies.iloc[place], "*", color=ORIGINAL, markersize=9, label="original order"
@@ -118,16 +118,17 @@ def _relation(tau: float, p: float) -> str:
 
 
 def rank_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rank methods according to their mean accuracies, for each task and number of demos.
+    """Rank methods by their mean accuracies, for each task and number of demos.
 
-    Rank 1 is the best. Only methods with all runs of the grid are ranked, so that all ranks have the same range.
-    Methods with equal accuracies share the mean of their ranks.
+    Rank 1 is the best. Only methods with all runs of the grid are ranked, so that all ranks have the
+    same range. Methods with equal accuracies share the mean of their ranks.
 
     Args:
-        frame: Rows of `tables.frame_of`.
+        frame: The frame from `tables.frame_of`.
 
     Returns:
-        A row per method and a column per task and number of demos. The method with the best mean rank comes first.
+        A row per method and a column per task and number of demos. The method with the best mean rank
+        comes first.
     """
     cells = frame[frame.method.isin(METHODS)]
     means = cells.pivot_table(
@@ -143,7 +144,7 @@ def rank_frame(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_ranks(ranks: pd.DataFrame) -> Figure:
-    """Draw the ranks of each method: a point per task and number of demos, and a bar at the mean rank.
+    """Draw the ranks of each method: a point for each task and number of demos, and a bar at the mean.
 
     Args:
         ranks: Ranks from `rank_frame`.
@@ -202,7 +203,7 @@ def save_figures(results: Sequence[Result], frame: pd.DataFrame, folder: Path) -
     if not paths:
         raise ValueError(
             "figures need runs of '--ablations probability', or two methods with all runs of the grid; the results "
-            "have neither. Make such runs first."
+            "contain neither. Make such runs first."
         )
     return paths
 

@@ -1,4 +1,4 @@
-"""Scores of a program's orders on examples that no optimizer has seen."""
+"""Scores for orders of a program's demos, on examples that no optimizer has seen."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .results import Ranking
 
 
 def digest(examples: Sequence[dspy.Example]) -> str:
-    """Return a hash of the examples and their order."""
+    """Return a digest of the examples in this order."""
     text = json.dumps([example.toDict() for example in examples], sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class HeldOut:
-    """A program and the held-out examples to score it on.
+    """A program and the held-out examples on which it is scored.
 
-    If `folder` is given, finished calls are saved in this folder and never repeated. Use a separate folder for each
-    metric, because the folder contains scores.
+    If `folder` is given, finished calls are saved in this folder and never repeated. Use a separate
+    folder for each metric, because the folder contains scores.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class HeldOut:
                 failed += [cell for cell in row.values() if cell.outcome == FAILED]
             if failed:
                 raise RuntimeError(
-                    f"{len(failed)} held-out calls failed, the first by {failed[0].error}: {failed[0].message}. "
-                    "Run the command again to repeat the failed calls."
+                    f"{len(failed)} of the held-out calls failed, the first with {failed[0].error}: "
+                    f"{failed[0].message}. Run the command again to repeat them."
                 )
             return [_scores(row.values()) for row in rows.values()]
         finally:
@@ -82,7 +82,7 @@ class HeldOut:
 
 
 def rank_orders(report: Report, held_out: HeldOut) -> Ranking:
-    """Return all distinct orders, with their held-out accuracies and final log-probabilities."""
+    """Return all distinct orders, with their final log-probabilities and held-out accuracies."""
     orderings = [order for order in held_out.slots.space.enumerate() if not isinstance(order, WholeProgram)]
     distributions = [PlackettLuce.from_state(state) for slot in report.slots for state in slot.distributions]
     orders = []

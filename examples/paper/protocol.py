@@ -30,7 +30,7 @@ METHODS = ("Static", "Top-K", *LABEL_METHODS, "PLR-EMA", "PLR-1", "PLR-4", "Ours
 """
 
 OUR_SHARE = 0.1
-"""Budget of the method "Ours", relative to the number of calls in the paper's algorithm."""
+"""Budget of the method "Ours", as a share of the calls in the paper's algorithm."""
 
 ABLATIONS: dict[str, dict[str, float]] = {
     "components": {f"PLR-{count}": count for count in (1, 2, 4, 8, 16, 32, 64)},
@@ -44,16 +44,16 @@ ABLATIONS: dict[str, dict[str, float]] = {
 }
 """The paper's ablations.
 
-Each ablation maps the methods that it compares to their values of the varied setting.
+Each ablation varies one setting. It maps the names of methods to their values of this setting.
 """
 
 ALL_ORDERS = " all orders"
 """Suffix of methods whose final distribution is compared with the accuracy of every order."""
 
 PROBABILITY = ("PLR-EMA all orders", "PLR-1 all orders")
-"""The methods in the paper's ablation of probability and accuracy.
+"""The methods in the paper's comparison of learned probability and accuracy.
 
-The first updates the distribution by EMA, the second by maximum likelihood.
+The first updates the distribution by EMA, and the second by maximum likelihood.
 """
 
 MAX_RANKED = 6
@@ -83,8 +83,10 @@ class Experiment:
 
     Attributes:
         folder: Folder for the results and calls of all runs. Killed runs resume from this folder.
-        data_dir: Folder with the examples of the tasks. If None, they are read from the Hugging Face hub.
-        pool: Number of labeled examples besides the demos. They are split 80/20 into train and selection split.
+        data_dir: Folder with the examples of the tasks. If None, examples are read from the Hugging
+            Face hub.
+        pool: Number of labeled examples besides the demos. They are split 80/20 into a train and a
+            selection split.
         test: Number of held-out examples. If None, the whole test part of the task is used.
         format: "plain" few-shot text, as in the paper, or DSPy's "chat".
         metric: "strict", or "lenient" to score reasoning tasks as the published code does.
@@ -174,7 +176,7 @@ def _paper_method(match: re.Match[str], metric: Any, common: dict[str, Any]) -> 
 def _paper_calls(pool: int) -> int:
     """Return the number of program calls in PLR Algorithm 1.
 
-    The algorithm scores 15 x 15 orderings on the train split, and 10 orderings on the selection split.
+    The algorithm scores 15 x 15 orderings on the train split and 10 on the selection split.
     """
     num_selection = round(0.2 * pool)
     return 15 * 15 * (pool - num_selection) + 10 * num_selection
@@ -211,7 +213,7 @@ def draw(
 def _check_at_most(name: str, number: int, most: int, part: str) -> None:
     if number > most:
         raise ValueError(
-            f"{name} must be at most the {most} examples of {part}; got {number}. Reduce {name}."
+            f"{name} must not exceed the {most} examples in {part}; got {number}. Reduce {name}."
         )
 
 
@@ -226,11 +228,11 @@ def grid(
         if method not in METHODS and not _PAPER_METHOD.fullmatch(method):
             raise ValueError(
                 f"method must be one of {list(METHODS)} or PLR-C for a mixture of C components, optionally followed by "
-                f"' weighted', ' elites=0.3' and '{ALL_ORDERS}'; got {method!r}. Fix the name."
+                f"' weighted', ' elites=0.3' and '{ALL_ORDERS}'; got {method!r}. Correct the name."
             )
         if method.endswith(ALL_ORDERS) and max(num_demos) > MAX_RANKED:
             raise ValueError(
-                f"num_demos must be at most {MAX_RANKED} for {method!r}, which scores every order; got "
+                f"num_demos must be at most {MAX_RANKED} for {method!r}, because it scores every order; got "
                 f"{max(num_demos)}. Pass --num-demos 3 4 5."
             )
     _check_at_least("num_demos", min(num_demos), 2)

@@ -19,7 +19,7 @@ from .protocol import Run
 RESULTS = "results.jsonl"
 """Name of the results file in an experiment's folder."""
 
-# Types are strict, so that "8" or true in place of a number raises an error.
+# Types are strict, so that "8" or true in place of a number is an error.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0)]
 Name = Annotated[str, Field(min_length=1)]
@@ -27,7 +27,7 @@ Name = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True, config=ConfigDict(extra="ignore"))
 class Ranking:
-    """All distinct orders of the demos, ``[orders, demos]``, with their log-probabilities and held-out accuracies."""
+    """All distinct orders of the demos, ``[orders, demos]``, and their log-probabilities and accuracies."""
 
     orders: Annotated[tuple[tuple[Count, ...], ...], Field(min_length=1)]
     log_probabilities: tuple[Number, ...]
@@ -37,8 +37,8 @@ class Ranking:
         lengths = {len(set(self.orders)), len(self.orders), len(self.log_probabilities), len(self.accuracies)}
         if len(lengths) > 1:
             raise ValueError(
-                "orders must be distinct, and each must have a log-probability and an accuracy; got lists of "
-                f"{sorted(lengths)} values. Delete this result, and run the command again."
+                "orders must be distinct, and each must have a log-probability and an accuracy; got lists with lengths "
+                f"{sorted(lengths)}. Delete this result, and run the command again."
             )
 
 
@@ -48,14 +48,14 @@ class Result:
 
     Attributes:
         settings, versions: Settings of the experiment, and versions of the software.
-        orderings: The chosen ordering, with one permutation per block of demos. None if the method chooses an ordering
-            for each input.
+        orderings: The chosen ordering, with one permutation per block of demos. None if the method
+            chooses an ordering for each input.
         accuracy: Mean of the scores.
         scores: Score of each held-out example. All methods of a task and seed share the examples.
-        program_calls: Number of program calls in each phase of the search, and their sum as "total".
+        program_calls: Number of program calls in each phase of the search, and the sum as "total".
         tokens: Number of "prompt" tokens and of "completion" tokens; empty if unknown.
         seconds: Wall-clock time of the search.
-        data: Digests of the "pool" and "test" examples, which are the same for one task and seed.
+        data: Digests of the "pool" and "test" examples. All results of a task and seed share them.
         ranking: All orders with their accuracies, or None if the run did not score all orders.
     """
 
@@ -92,7 +92,7 @@ class Result:
 
     @property
     def run(self) -> Run:
-        """The run of this result."""
+        """The run that made this result."""
         return Run(self.task, self.num_demos, self.seed, self.method)
 
 
@@ -117,7 +117,7 @@ def read_results(path: Path) -> list[Result]:
 
 
 class Store(dict[Run, Result]):
-    """The results in an experiment's folder, keyed by run. Use `open_store` to open a store."""
+    """The results in an experiment's folder, keyed by run. To open a store, call `open_store`."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         super().__init__()

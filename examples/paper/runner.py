@@ -33,7 +33,7 @@ from .tasks import TASKS
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES_IN_A_ROW = 3
-"""After this many failed runs in a row, assume that the server is down, and stop."""
+"""Number of failed runs in a row after which an experiment stops, because the server is probably down."""
 
 VERSIONS = {"plr_dspy": __version__, "dspy": dspy.__version__, "python": platform.python_version()}
 
@@ -75,7 +75,7 @@ def _prepare(experiment: Experiment, run: Run, lm: dspy.LM) -> Iterator[tuple[ds
         log_dir=experiment.folder_of(run),
         display_progress=False,
     )
-    # Disable DSPy's history of calls, which would take gigabytes of memory.
+    # Disable DSPy's history of calls, because it would take gigabytes of memory.
     with dspy.context(lm=lm, adapter=task.adapter(experiment.format), disable_history=True):
         yield program, optimizer, drawn
 
@@ -92,7 +92,7 @@ def count_calls(experiment: Experiment, run: Run) -> int:
 
 
 def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
-    """Draw examples, order demos, and score held-out examples. Save all finished calls in the run's folder."""
+    """Draw examples, order demos, and score held-out examples. Save finished calls in the run's folder."""
     task = TASKS[run.task]
     lm = make_lm(task.max_tokens(experiment.format))
     with _prepare(experiment, run, lm) as (program, optimizer, drawn):
@@ -155,13 +155,13 @@ class Worker:
 
     def __init__(self, experiment: Experiment, number: int, num_workers: int) -> None:
         self._experiment = experiment
-        self._stack = ExitStack()  # stays open until the process exits, so that the model stays loaded
+        self._stack = ExitStack()  # stays open until the process exits, to keep the model loaded
         num_threads = max(1, (os.cpu_count() or 1) // num_workers)
         model = experiment.model.open(format=experiment.format, number=number, num_threads=num_threads)
         self._make_lm = self._stack.enter_context(model)
 
     def run(self, run: Run) -> tuple[Run, Result | Exception]:
-        """Make one run. Return an exception as text, because some exceptions cannot be pickled."""
+        """Make one run. Return errors as a RuntimeError, because some exceptions cannot be pickled."""
         try:
             return run, make_run(self._experiment, run, self._make_lm)
         except Exception as error:
@@ -173,7 +173,7 @@ def run_on_ray(
 ) -> Iterator[tuple[Run, Result | Exception]]:
     """Make runs on a Ray cluster, and yield each run and its result as soon as the run ends.
 
-    The folder of the experiment, the data and this file must have the same paths on every machine.
+    The experiment's folder, the data and this file must have the same paths on every machine.
 
     Args:
         experiment: The settings of all runs.
@@ -194,7 +194,7 @@ def run_on_ray(
     ray.init(address=address, num_cpus=num_cpus, log_to_driver=False, include_dashboard=False)
     try:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)  # Restore the handler, which Ray has replaced.
+            signal.signal(signal.SIGTERM, handler)  # Restore the handler that Ray has replaced.
         count = min(len(runs), num_workers or int(ray.cluster_resources().get("CPU", 1)))
         make_worker: Any = ray.remote(num_cpus=1, runtime_env={"env_vars": {"PYTHONPATH": python_path}})(
             Worker
@@ -227,13 +227,13 @@ def run_grid(experiment: Experiment, runs: Sequence[Run], *, engine: Engine = ru
 
     Raises:
         ValueError: If the folder has results with other settings or examples.
-        Exception: If several runs in a row failed. This is the exception of the last run.
+        Exception: The exception of the last run, if `MAX_FAILURES_IN_A_ROW` runs in a row failed.
     """
     with open_store(experiment.folder, experiment.settings()) as store:
         missing = [run for run in runs if run not in store]
         outcome = Outcome(num_known=len(runs) - len(missing))
         if outcome.num_known:
-            logger.info("%d of %d runs already have a result", outcome.num_known, len(runs))
+            logger.info("a result already exists for %d of %d runs", outcome.num_known, len(runs))
         if not missing:
             return outcome
         _check_same_examples(experiment, missing, store)
@@ -255,7 +255,7 @@ def run_grid(experiment: Experiment, runs: Sequence[Run], *, engine: Engine = ru
 
 
 def _check_same_examples(experiment: Experiment, missing: Sequence[Run], store: Store) -> None:
-    """Raise a ValueError if missing runs would use other examples than stored results of the same task and seed."""
+    """Raise a ValueError if missing runs and stored results of one task and seed have different examples."""
     stored = {(result.task, result.seed): result for result in store.values() if result.data}
     first_runs = {(run.task, run.seed): run for run in reversed(missing)}
     for place in stored.keys() & first_runs.keys():

@@ -1,4 +1,7 @@
-"""Tables of our runs, as in the paper: accuracies, paired differences, costs, ablations and published numbers."""
+"""Tables of our runs, as in the paper: accuracies, paired differences, costs and ablations.
+
+One table compares our accuracies with the published numbers.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,9 @@ PAPER_SEEDS = 5
 PUBLISHED = Path(__file__).with_name("published.csv")
 """Accuracies in % from the paper's LaTeX source, for each model, task, number of demos and method.
 
-The paper's reasoning table has the MATH500 columns in the order 8, 4, 32, 16, and the table's averages confirm these
-headings. In the ablations, unweighted PLR-1 and PLR-4, and PLR-1 and PLR-4 with an elite fraction of 0.2, repeat the
-main table.
+The paper's reasoning table has the MATH500 columns in the order 8, 4, 32, 16. The table's averages confirm these
+headings. In the ablations, the values of unweighted PLR-1 and PLR-4, and of PLR-1 and PLR-4 with an elite fraction of
+0.2, are copies from the main table.
 """
 
 
@@ -89,14 +92,15 @@ def count_noun(count: int, noun: str) -> str:
 
 
 def frame_of(results: Sequence[Result]) -> pd.DataFrame:
-    """Return a frame with one row per run, from which all tables are built.
+    """Return the frame from which all tables are built, with one row per run.
 
-    Columns are the fields of `Result`, "percent", "calls" and tokens; rows are sorted by number of demos, task, method
-    and seed. Tasks and methods are categories in the order of the paper's tables. Others follow in alphabetical order.
+    Columns are the fields of `Result`, "block", "percent", "calls" and the numbers of tokens. Rows are
+    sorted by number of demos, task, method and seed. Tasks and methods are categories in the order of
+    the paper's tables. Other tasks and methods follow in alphabetical order.
     """
     if not results:
         raise ValueError(
-            "the folder (--out) must have results; it has none. Run python examples/paper run first."
+            "the folder (--out) must contain results; got no results. Run python examples/paper run first."
         )
     _check_comparable(results)
     frame = pd.DataFrame([vars(result) for result in results])
@@ -116,14 +120,14 @@ def _check_comparable(results: Sequence[Result]) -> None:
     models = sorted({(result.model, result.format) for result in results})
     if len(models) > 1:
         raise ValueError(
-            f"results must have one model and one prompt format; got {models}. Use a folder for each model and format."
+            f"results must share one model and one prompt format; got {models}. Use a folder for each model and format."
         )
     runs = set()
     examples: dict[Hashable, Hashable] = {}
     for result in results:
         if result.run in runs:
             raise ValueError(
-                f"results must have one line per run; got two lines for {result.run}. Delete one line."
+                f"results must have one line per run; got two lines for {result.run}. Delete one of them."
             )
         runs.add(result.run)
         own_examples = (len(result.scores), *sorted(result.data.items()))
@@ -135,12 +139,12 @@ def _check_comparable(results: Sequence[Result]) -> None:
 
 
 def grouped_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the cluster-robust 95% t interval for the mean of all values, or NaN if there is only one group."""
+    """Return the cluster-robust 95% t interval for the mean of all values, or NaN for a single group."""
     if len(groups) < 2:
         return math.nan, math.nan
     mean = np.mean(np.concatenate(groups))
     mean_size = np.mean([len(group) for group in groups])
-    # The mean of these values is that of all values. Their variance is that of the groups' sums of residuals.
+    # The mean of `parts` is the mean of all values. Their variance comes from the groups' sums of residuals.
     parts = [float(mean + np.sum(np.subtract(group, mean)) / mean_size) for group in groups]
     return mean_interval(parts)
 
@@ -148,12 +152,12 @@ def grouped_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
 def sign_flip_test(groups: Sequence[Sequence[float]]) -> float:
     """Return the two-sided p-value of a mean difference, from a test that flips the signs of whole groups.
 
-    The p-value is exact for up to 16 groups, and 1.0 for one group. For more groups, the test draws 65,536 random flips
-    with a fixed seed.
+    The p-value is exact for up to 16 groups, and 1.0 for one group. For more than 16 groups, the test
+    draws 65,536 random flips with a fixed seed.
     """
     sums = np.array([math.fsum(group) for group in groups])
     if sums.size < 2:
-        return 1.0  # With a single group, both signs give means that are equally far from 0.
+        return 1.0  # With a single group, both signs give a mean that is equally far from 0.
     test = stats.permutation_test(
         (sums,),
         lambda values, axis: values.sum(axis=axis),
@@ -173,7 +177,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _mean_cells(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Return the mean accuracy of each group of runs with a 95% t interval over seeds, or NaN for one seed."""
+    """Return each group's mean accuracy, with a 95% t interval over seeds (NaN for one seed)."""
     cells = []
     for place, runs in frame.groupby(keys, observed=True):
         mean = runs.percent.mean()
@@ -195,7 +199,7 @@ def _has_all_seeds(cells: pd.DataFrame, frame: pd.DataFrame) -> list[bool]:
 
 
 def _setting_notes(frame: pd.DataFrame) -> list[str]:
-    """Return a note about the settings and versions that differ between results, if any."""
+    """Return a list with a note about settings and versions that differ between results, if any."""
     settings = [
         {**settings, **versions} for settings, versions in zip(frame.settings, frame.versions, strict=True)
     ]
@@ -217,7 +221,8 @@ def _have_different_runs(frame: pd.DataFrame) -> bool:
 def accuracy_table(frame: pd.DataFrame) -> Table:
     """Return mean accuracies in % over seeds, with a block per number of demos and a column per task.
 
-    In each column, rank the methods with all seeds, if there are several. Ties share a rank.
+    In each column, methods with all seeds are ranked, if there are several such methods. Ties share a
+    rank.
     """
     with_averages = _with_averages(frame)
     cells = _mean_cells(with_averages, ["num_demos", "block", "task", "method"])
@@ -245,7 +250,7 @@ def accuracy_table(frame: pd.DataFrame) -> Table:
 def _with_averages(frame: pd.DataFrame) -> pd.DataFrame:
     """Add rows for an extra task, "average": the mean over all tasks of a block.
 
-    A method gets such a row for a seed only if it has runs with this seed on all tasks of the block.
+    A method gets a row for a seed only if it has runs with this seed on all tasks of the block.
     """
     num_tasks = frame.groupby("num_demos").task.nunique()
     keys = ["num_demos", "block", "method", "seed"]
@@ -262,8 +267,8 @@ def _with_averages(frame: pd.DataFrame) -> pd.DataFrame:
 def paired_table(frame: pd.DataFrame) -> Table | None:
     """Return mean differences in accuracy from Static, in percentage points, or None if no runs are paired.
 
-    Intervals by task are over the pooled held-out examples of all shared seeds, and therefore hold for new examples
-    with the same demos. Intervals over all runs hold for new draws on similar tasks.
+    Intervals by task are over the pooled held-out examples of all shared seeds, so they hold for new
+    examples with the same demos. Intervals over all runs hold for new draws on similar tasks.
     """
     pairs = _pair_with_base(frame)
     if pairs.empty:
@@ -298,7 +303,7 @@ def paired_table(frame: pd.DataFrame) -> Table | None:
 def _pair_with_base(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the runs that Static also has, with their differences in score from Static.
 
-    The columns are "differences", with a value for each example, and "mean".
+    New columns are "differences", with a value for each example, and "mean".
     """
     place = ["task", "num_demos", "seed"]
     base = frame.loc[frame.method == BASE, [*place, "scores"]]
@@ -310,7 +315,7 @@ def _pair_with_base(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _differences_by_task(pairs: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean difference over all examples, for each method, task and number of demos."""
+    """Return the mean difference over all examples for each method, task and number of demos."""
     keys = ["num_demos", "block", "task", "method"]
     lines = []
     for place, runs in pairs.groupby(keys, observed=True):
@@ -329,7 +334,7 @@ def _differences_over_all(pairs: pd.DataFrame) -> pd.DataFrame:
     """Return the mean difference of each method over all its runs, with p-values."""
     lines = []
     for method, runs in pairs.groupby("method", observed=True):
-        # Runs of one task and seed share held-out examples, so only groups of such runs are independent.
+        # Runs of one task and seed share held-out examples, so only groups of these runs are independent.
         groups = [list(group) for _, group in runs.groupby(["task", "seed"], observed=True)["mean"]]
         low, high = grouped_interval(groups)
         lines.append(
@@ -379,7 +384,10 @@ def calls_table(frame: pd.DataFrame) -> Table:
 
 
 def ablation_table(frame: pd.DataFrame) -> Table | None:
-    """Return the accuracy with each setting, with a block per ablation and a column per task and number of demos."""
+    """Return accuracies by setting, or None if there are no ablations.
+
+    There is a block per ablation, and a column per task and number of demos.
+    """
     parts = []
     for ablation, values in ABLATIONS.items():
         runs = frame[frame.method.isin(values)]
@@ -407,7 +415,10 @@ def ablation_table(frame: pd.DataFrame) -> Table | None:
 
 
 def load_published() -> pd.DataFrame:
-    """Return the paper's numbers, in columns "published_model", "task", "num_demos", "method" and "published"."""
+    """Return the paper's numbers.
+
+    Columns are "published_model", "task", "num_demos", "method" and "published".
+    """
     wide = pd.read_csv(PUBLISHED).rename(columns={"model": "published_model"})
     places = ["published_model", "task", "num_demos"]
     return wide.melt(places, var_name="method", value_name="published").dropna()
@@ -416,8 +427,8 @@ def load_published() -> pd.DataFrame:
 def published_table(frame: pd.DataFrame) -> Table | None:
     """Return our mean accuracies, the paper's accuracies, and the differences.
 
-    The table has one block per number of demos and model of the paper. Return None if the paper has none of our tasks,
-    numbers of demos and methods.
+    The table has one block per number of demos and model in the paper. Return None if the paper has no
+    accuracies for our combinations of task, number of demos and method.
     """
     published = load_published()
     model = "SmolLM2-135M (local)" if frame.model[0] == LOCAL else str(frame.model[0])
@@ -447,7 +458,7 @@ def published_table(frame: pd.DataFrame) -> Table | None:
 
 
 def all_tables(frame: pd.DataFrame) -> list[Table]:
-    """Return all tables for which there are results. The first three tables cover only the paper's methods."""
+    """Return all tables for which there are results. The first three cover only the paper's methods."""
     tables: list[Table | None] = []
     ours = frame[frame.method.isin(METHODS)].reset_index(drop=True)
     if len(ours):

@@ -24,7 +24,7 @@ class Task:
 
     Attributes:
         name: Name on the command line, in file names and in tables.
-        input_field, output_field: Names of the fields, which plain prompts show as titles.
+        input_field, output_field: Names of the fields. Plain prompts show them as titles.
         instructions: Instructions for chat models. Plain prompts show no instructions.
         labels: All possible answers, or an empty tuple if answers are open.
         same: Function that returns whether a predicted answer equals the gold answer.
@@ -39,12 +39,12 @@ class Task:
 
     @property
     def reasoning(self) -> bool:
-        """Whether the task has open answers, which need reasoning."""
+        """Whether answers are open, so that they need reasoning."""
         return not self.labels
 
     @cached_property
     def signature(self) -> Any:
-        """The DSPy signature, with one input and one output: a `Literal` of the labels, or text."""
+        """The DSPy signature, with one input and one output: a `Literal` of the labels, or a string."""
         output: Any = Literal[self.labels] if self.labels else str
         fields = {self.input_field: (str, dspy.InputField()), self.output_field: (output, dspy.OutputField())}
         return dspy.Signature(fields, self.instructions)
@@ -70,7 +70,7 @@ class Task:
         return limits[format]
 
     def metric(self, name: MetricName = "strict") -> Callable[..., bool]:
-        """Build the metric. "lenient" scores open answers like the published code."""
+        """Build the metric. "lenient" scores open answers as the published code does."""
         output_field = self.output_field
         same = self.same
         if name == "lenient" and self.reasoning:
