@@ -3,8 +3,8 @@
 Digests are the same in every process. They cover a function's source, defaults, closure and
 global variables, and an object's class and public attributes. Code of installed packages is
 represented by its name. Connection settings, such as keys and addresses, are omitted.
-`digest_of_program` also covers private attributes and the addresses of model servers, because programs
-may differ only in these attributes or addresses.
+`describe` also covers private attributes of modules. `digest_of_program` covers all private attributes and
+the addresses of model servers, because programs may differ only in these attributes or addresses.
 """
 
 import ast
@@ -14,6 +14,7 @@ import logging
 import pickle
 import re
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache, partial
@@ -39,6 +40,10 @@ ADDRESS = re.compile(r"api_base|base_url|endpoint")  # names of settings that co
 # Names of private attributes that digests omit.
 SECRET = re.compile(r"api_key|secret|password|token$|credential")
 
+CONTAINERS = (dict, list, set, deque)
+# Types whose private attributes digests omit, because they do not affect scores or repeat other parts.
+WITHOUT_PRIVATE = (type, FunctionType, Enum, BaseModel, dspy.Example, dspy.BaseLM, dspy.Embedder, *CONTAINERS)
+
 # DSPy objects' attributes that digests omit: they do not affect scores, or vary due to rounding errors.
 IGNORED = ("callbacks", "history", "corpus_embeddings", "index")
 
@@ -51,8 +56,8 @@ def digest(value: object) -> str:
 def digest_of_program(program: dspy.Module, *others: object) -> str:
     """Return one digest of a program and other values that affect its answers.
 
-    Unlike `digest`, this function includes private attributes that hold plain values, and the
-    addresses of models. The address of the default model is omitted, so that runs can resume
+    Unlike `digest`, this function includes private attributes, except secrets, and the addresses
+    of models. The address of the default model is omitted, so that runs can resume
     after the model's server has moved.
     """
     return _ProgramDigests().of([program, *others])
@@ -66,7 +71,7 @@ def describe(
     facts = {}
     for name, module in modules.items():
         others = [other for other in modules.values() if other is not module]
-        facts[name.replace("self", "program", 1)] = _Digests(others).of(module)
+        facts[name.replace("self", "program", 1)] = _ModuleDigests(others).of(module)
     return {
         **facts,
         "the metric": digest(metric),
@@ -113,18 +118,38 @@ class _Digests:
         return value if type(value) in ATOMS else self.of(value)
 
 
-class _ProgramDigests(_Digests):
-    """Digests that also cover private attributes and the addresses of model servers."""
+class _ModuleDigests(_Digests):
+    """Digests that also cover private attributes of the user's modules."""
+
+    def _parts(self, value: object) -> Mapping[str, object] | dict[object, object] | list[object]:
+        parts = super()._parts(value)
+        private_parts = {}
+        if not is_library(type(value).__module__) and not isinstance(value, WITHOUT_PRIVATE):
+            for name, part in attributes(value).items():
+                is_private = name.startswith("_") and name != COMPILED and not SECRET.search(name)
+                if is_private and self._covers(value, part):
+                    private_parts[name] = part
+        if isinstance(parts, dict):
+            return {**parts, **private_parts}
+        return [*parts, private_parts] if private_parts else parts
+
+    def _covers(self, owner: object, part: object) -> bool:
+        """Return whether to cover a private attribute. It may be a cache or a counter that changes with each call."""
+        return isinstance(owner, dspy.Module) and not isinstance(part, CONTAINERS)
+
+
+class _ProgramDigests(_ModuleDigests):
+    """Digests that also cover all private attributes of the user's objects, and the addresses of model servers."""
 
     def _parts(self, value: object) -> Mapping[str, object] | dict[object, object] | list[object]:
         parts = super()._parts(value)
         if is_language_model(value) and isinstance(parts, list):
             addresses = _addresses(value)
             return parts if addresses == _addresses(dspy.settings.lm) else [*parts, addresses]
-        is_of_user = not is_library(type(value).__module__)
-        if is_of_user and isinstance(parts, dict) and parts.get("") is type(value):
-            parts.update(_private_parts(value))
         return parts
+
+    def _covers(self, owner: object, part: object) -> bool:
+        return True
 
 
 def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[object]:
@@ -141,7 +166,16 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
     if isinstance(value, dspy.Predict):
         demos = [dict(demo.items()) for demo in value.demos]
         facts = getattr(getattr(value, "retrieval", None), "facts", None)
-        return [type(value), value.signature, demos, facts, value.config, value.fields, value.lm]
+        parts_of_predictor = [
+            type(value),
+            value.signature,
+            demos,
+            facts,
+            value.config,
+            value.fields,
+            value.lm,
+        ]
+        return parts_of_predictor + _added_attributes(value)
     if is_language_model(value) or isinstance(value, dspy.Embedder):
         all_settings = getattr(value, "kwargs", getattr(value, "default_kwargs", {}))
         settings = {name: part for name, part in all_settings.items() if not ACCESS.search(name)}
@@ -165,30 +199,27 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
     is_of_library = is_library(kind.__module__) and not is_of_dspy
     parts: dict[str, object] = {"": kind}
     for name, part in attributes(value).items():
-        if name.startswith("_") or (is_of_dspy and name in IGNORED):
-            continue
-        if not is_of_library or (type(part) in ATOMS and not ACCESS.search(name)):
+        if is_of_library:
+            # Other attributes of library objects, such as connections, differ between processes.
+            is_setting = type(part) in ATOMS and not name.startswith("_") and not ACCESS.search(name)
+            is_covered = is_setting or hasattr(type(part), "__array__")
+        else:
+            is_covered = not name.startswith("_") and not (is_of_dspy and name in IGNORED)
+        if is_covered:
             parts[name] = part
     return parts
 
 
-def _private_parts(value: object) -> dict[str, object]:
-    """Return a value's private attributes with plain values, such as strings and numbers. Omit secrets."""
-    parts = {}
-    for name, part in attributes(value).items():
-        is_private = name.startswith("_") and name != COMPILED and not SECRET.search(name)
-        if is_private and _is_plain(part):
-            parts[name] = part
-    return parts
-
-
-def _is_plain(value: object) -> bool:
-    """Return whether a value consists only of atoms, such as numbers and strings, and containers of atoms."""
-    if type(value) in ATOMS:
-        return True
-    if isinstance(value, dict):
-        return all(map(_is_plain, [*value.keys(), *value.values()]))
-    return isinstance(value, (list, tuple, set, frozenset)) and all(map(_is_plain, value))
+def _added_attributes(predictor: dspy.Predict) -> list[object]:
+    """Return the public attributes that the user's subclass of `dspy.Predict` adds, as a list of at most one dict."""
+    if is_library(type(predictor).__module__):
+        return []
+    usual = attributes(dspy.Predict(predictor.signature))
+    added = {}
+    for name, part in attributes(predictor).items():
+        if name not in usual and not name.startswith("_"):
+            added[name] = part
+    return [added] if added else []
 
 
 def _addresses(lm: object) -> dict[str, str]:

@@ -143,6 +143,10 @@ class TestChoice:
 
         assert Rival("a", Styled("plain")).digest == Rival("b", Styled("plain", key="k2")).digest
         assert Rival("a", Styled("plain")).digest != Rival("b", Styled(["plain", 2])).digest
+        assert Rival("a", Styled(Styled("plain"))).digest != Rival("b", Styled(Styled("long"))).digest
+        assert (
+            Rival("a", Styled([dspy.Example(a=1)])).digest != Rival("b", Styled([dspy.Example(a=2)])).digest
+        )
         assert digest_at("http://a:8000/v1") != digest_at("http://b:8000/v1")
         assert digest_at("http://me:secret@a:8000/v1") == digest_at("http://a:8000/v1?key=1")
 

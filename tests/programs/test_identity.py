@@ -19,6 +19,7 @@ import openai
 import pydantic
 import pytest
 from fakes import printed_with_other_hashes
+from sklearn.linear_model import LogisticRegression
 
 from plr_dspy.programs.fingerprint import describe, digest
 
@@ -109,6 +110,11 @@ SOURCES = {
 """Sources of metrics. Two metrics with different numbers in place of N must have different digests."""
 
 
+def fitted(labels):
+    """Return a classifier whose digest must depend on the labels that it was fitted to."""
+    return LogisticRegression().fit([[0.0], [1.0]], labels)
+
+
 def two_metrics(source):
     return [metric_in(source.replace("N", number)) for number in "12"]
 
@@ -132,6 +138,7 @@ DIFFERENT = {name: two_metrics(source) for name, source in SOURCES.items()} | {
     "adapter": (dspy.ChatAdapter(), dspy.ChatAdapter(use_json_adapter_fallback=False)),
     "enum": (Color.RED, Color.BLUE),
     "model with sets": (Tags(tags={"a"}), Tags(tags={"b"})),
+    "fitted model of a library": (fitted([0, 1]), fitted([1, 0])),
 }
 
 
@@ -271,6 +278,35 @@ def program_with(demos=(), instructions="Answer.", limit=1):
 )
 def test_changed_parts_of_a_program_are_named(change, names):
     assert changed(facts(plain, program_with()), facts(plain, program_with(**change))) == names
+
+
+class Prefixing(dspy.Predict):
+    def __init__(self, prefix):
+        super().__init__("question -> answer")
+        self.prefix = prefix
+
+
+class Remembering(dspy.Module):
+    def __init__(self, style, cache=()):
+        super().__init__()
+        self._style = style
+        self._cache = dict(cache)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "names"),
+    [
+        (Remembering("brief"), Remembering("long"), {"program"}),
+        (Remembering(Weighted(1)), Remembering(Weighted(2)), {"program"}),
+        (Remembering(np.zeros(2)), Remembering(np.ones(2)), {"program"}),
+        (Remembering("brief"), Remembering("brief", cache={"question": "answer"}), set()),
+        (Prefixing("a"), Prefixing("b"), {"program"}),
+        (Prefixing("a"), Prefixing("a"), set()),
+    ],
+)
+def test_changed_attributes_of_modules_are_named(one, other, names):
+    """A private container may be a cache, so its changes are ignored."""
+    assert changed(facts(plain, one), facts(plain, other)) == names
 
 
 def test_changes_of_the_metric_or_the_model_are_named():
