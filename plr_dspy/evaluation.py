@@ -432,7 +432,10 @@ class _SetScores:
         differences = [score_after - score_before for score_before, score_after in pairs]
         # Add an artificial difference with the largest influence that an answer can have. Otherwise,
         # the interval would be too narrow if programs differ only on examples with little influence.
-        least, most = paired_interval(differences, largest=self._influence.largest_influence())
+        largest = (
+            self._influence.largest_influence() if any(differences) else self._influence.largest_change()
+        )
+        least, most = paired_interval(differences, largest=largest)
         difference = self._influence.value(_labels(after)) - self._influence.value(_labels(before))
         return max(low - high, min(least, difference)), min(high - low, max(most, difference))
 
@@ -456,18 +459,19 @@ def _constant_score(metric: Metric, program: dspy.Module, examples: Examples) ->
     counts = output.counts(examples)
     if not counts.any():
         return None
-    frequent_labels = [names[index] for index in np.argsort(-counts, kind="stable")[:2]]
+    tried_labels = [names[index] for index in np.argsort(-counts, kind="stable")[:2]]
     if isinstance(metric, SetMetric):
+        tried_labels = names  # The best constant answer may be a rare label.
         right_labels = metric.right_labels(examples)
         values = []
-        for label in frequent_labels:
+        for label in names:
             answers = [label for _ in examples]
             values.append(metric.score(right_labels, answers, labels=names))
     else:
-        few_labels = {label: output.labels[label] for label in frequent_labels}
+        few_labels = {label: output.labels[label] for label in tried_labels}
         scores = label_scores(metric, examples, replace(output, labels=few_labels))
         if isinstance(scores, str):
             return None
         values = scores.mean(axis=0).tolist()
     best = int(np.argmax(values))
-    return ConstantScore(frequent_labels[best], values[best])
+    return ConstantScore(tried_labels[best], values[best])

@@ -393,9 +393,12 @@ def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[i
         return gain
     probability = paired_probability(differences)
     if probability < gain.probability:
+        # If no score differs, the deviation could be anything up to the range of the scores.
+        scores = [*original.values(), *other.values()]
+        largest = max(map(abs, differences)) or max(scores) - min(scores)
         deviation = gain.expected / max(float(special.ndtri(probability)), 1e-9)
-        gain = replace(gain, deviation=max(gain.deviation, min(deviation, max(map(abs, differences)))))
-    if probability < 0.5:
+        gain = replace(gain, deviation=max(gain.deviation, min(deviation, largest)))
+    if probability <= 0.5 or probability < gain.probability:
         gain = replace(gain, worse=max(gain.worse, 1.0 - probability))
     return replace(gain, probability=min(gain.probability, probability))
 

@@ -192,11 +192,14 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
         return [value.func, value.args, value.keywords]
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
+    if callable(value) and hasattr(value, "__qualname__"):  # for example, a NumPy function
+        return [_name(value)]
     kind = type(value)
     if hasattr(kind, "__array__") or kind.__module__.partition(".")[0] in sys.stdlib_module_names:
         return [pickle.dumps(value)]
     is_of_dspy = any(base.__module__.startswith("dspy.") for base in kind.__mro__)
-    is_of_library = is_library(kind.__module__) and not is_of_dspy
+    is_of_package = kind.__module__.startswith("plr_dspy.")
+    is_of_library = is_library(kind.__module__) and not is_of_dspy and not is_of_package
     parts: dict[str, object] = {"": kind}
     for name, part in attributes(value).items():
         if is_of_library:

@@ -358,6 +358,11 @@ class ConfusionScores(EffectiveScores):
         of_correct_answers = float(np.diag(deviations)[has_examples].max())
         return of_correct_answers if of_correct_answers > 1e-9 else float(deviations[has_examples].max())
 
+    def largest_change(self) -> float:
+        """Return the largest difference that one answer can make to its example's score."""
+        changes = self._scores.max(axis=1) - self._scores.min(axis=1)
+        return float(changes[self._num_of_label > 0].max())
+
     def mean_with_error(self, scores: Sequence[float], value: float) -> tuple[float, float]:
         """Return the center of the metric's confidence interval, and its standard error.
 

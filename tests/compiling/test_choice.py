@@ -193,6 +193,28 @@ class TestChoice:
         assert sure < 0.985
         assert decision.candidate == original
 
+    @pytest.mark.parametrize("num_won", [0, 1])
+    def test_examples_that_only_one_order_was_scored_on_are_no_evidence_of_a_gain(self, num_won):
+        """The best order has a perfect score. The original fails on examples that the best was not scored on."""
+        original = ORDERINGS[0]
+        best = ORDERINGS[10]
+        model = OrderingModel(OrderingSpace.of_sizes(4))
+        rng = np.random.default_rng(0)
+        scores = {}
+        for number, ordering in enumerate(ORDERINGS[:20]):
+            quality = (0.9, 0.6)[number % 2]
+            examples = rng.choice(40, 12, replace=False).tolist()
+            scores[ordering] = {example: float(rng.random() < quality) for example in examples}
+        scores[original] = {example: float(example >= 6) for example in range(40)}
+        scores[best] = dict.fromkeys(range(6 - num_won, 40), 1.0)
+        decision = compare_finalists(
+            [original, best], range(20, 40), observed(scores), model, min_probability=None
+        )
+        gain = decision.results[1].gain
+        assert gain.probability <= paired_probability([1.0] * num_won + [0.0] * 34)
+        assert gain.worse >= 1.0 - gain.probability
+        assert decision.candidate == (best if num_won else original)
+
 
 class TestOwnPrograms:
     """Choices among the original, one of the user's programs and a searched ordering, on 40 examples."""

@@ -62,6 +62,18 @@ def test_the_constant_answer_has_the_best_score_of_all_labels():
     assert len(calls) == len(devset) + 1
 
 
+def test_the_constant_answer_for_a_metric_over_a_set_may_be_a_rare_label():
+    program = dspy.Predict("text -> label: Literal['a', 'b', 'c']")
+    engine = LabelEngine(["a", "b", "c"], lambda demos, text: [0.4, 0.3, 0.3])
+    devset = []
+    for number, label in enumerate("aaaaabbbcc"):
+        devset.append(dspy.Example(text=f"text {number}", label=label).with_inputs("text"))
+    with using(engine):
+        constant = evaluate_programs([program], F1("c"), devset, display_progress=False).constant
+    assert constant.label == "c"
+    assert constant.score == pytest.approx(1 / 3)
+
+
 def test_an_unparsable_reply_gets_the_worst_score():
     """Otherwise, a program could improve its score by not answering."""
     programs = {"wrong": Answering([0, 1]), "unread": Answering([], unread=[0, 1])}

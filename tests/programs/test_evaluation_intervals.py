@@ -104,6 +104,22 @@ def test_the_interval_is_wide_after_a_perfect_recall_of_five_examples(metric):
         assert high > 0.8
 
 
+@pytest.mark.parametrize("metric", [F1(), MatthewsCorrelation(), BalancedAccuracy()])
+def test_equal_answers_to_few_examples_leave_a_small_difference_possible(metric):
+    """The other program corrects the answers to 3% of new examples. In most draws, no answer differs."""
+    rng = np.random.default_rng(0)
+    yes = range(0, 20, 2)
+    true_difference = 0.06 if isinstance(metric, MatthewsCorrelation) else 0.03
+    num_covered = 0
+    for _ in range(30):
+        wrong = {n for n in range(20) if rng.random() < 0.2}
+        corrected = {n for n in wrong if rng.random() < 0.15}
+        programs = {"one": Answering(wrong ^ {*yes}), "other": Answering((wrong - corrected) ^ {*yes})}
+        low, high = evaluated(programs, metric, examples(20, yes)).programs["other"].difference_interval
+        num_covered += low <= true_difference <= high
+    assert num_covered >= 28
+
+
 @pytest.mark.parametrize("metric", [exact, F1("yes"), BalancedAccuracy()])
 def test_the_difference_between_identical_answers_has_an_interval(metric):
     programs = {"one": Answering([1, 2]), "other": Answering([1, 2])}

@@ -21,6 +21,8 @@ import pytest
 from fakes import printed_with_other_hashes
 from sklearn.linear_model import LogisticRegression
 
+from plr_dspy import ConfusionMetric
+from plr_dspy.labels.calibration import Calibration
 from plr_dspy.programs.fingerprint import describe, digest
 
 
@@ -139,6 +141,10 @@ DIFFERENT = {name: two_metrics(source) for name, source in SOURCES.items()} | {
     "enum": (Color.RED, Color.BLUE),
     "model with sets": (Tags(tags={"a"}), Tags(tags={"b"})),
     "fitted model of a library": (fitted([0, 1]), fitted([1, 0])),
+    "calibration": tuple(
+        Calibration(("a", "b"), offsets, (0.5, 0.5)) for offsets in [(0.0, 1.0), (1.0, 0.0)]
+    ),
+    "function of a metric over a set": (ConfusionMetric(np.trace), ConfusionMetric(np.sum)),
 }
 
 
