@@ -228,14 +228,14 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         weights_of_completed = weights[replies.completed]
         correct = output.numbers(examples)[replies.completed]
         # Fit calibrations to inputs with label probabilities, but score all inputs whose calls completed.
-        answers = {AS_IT_IS: replies.pad_answers(replies.answers)}
+        answers = {AS_IT_IS: replies.answers}
         calibrations: dict[str, Calibration | None] = {AS_IT_IS: None}
         for shares in likely_shares(label_counts, between=self.metric is not None):
             strategy = f"calibrated to {shares_by_label(labels, shares)}"
             answers_of_read = cross_validated(
                 replies.log_probabilities, shares, unseen=replies.unseen, weights=weights_of_read
             )
-            answers[strategy] = replies.pad_answers(answers_of_read)
+            answers[strategy] = replies.answers_with(answers_of_read)
             calibrations[strategy] = replies.calibrated_to(shares, weights=weights_of_read)
         scores = {}
         for strategy, answers_of_completed in answers.items():
@@ -290,8 +290,8 @@ class LabelReplies:
     inputs: Indices  # index of each reply's input, [n]
     log_probabilities: Array  # log-probability of each label in each reply, [n, L]
     unseen: NDArray[np.bool_]  # whether each label is missing from the likeliest tokens, [n, L]
-    answers: Indices  # label indices of the program's answers, or -1 if an answer is not a label, [n]
-    completed: Indices  # indices of inputs whose calls did not fail, [c]
+    completed: Indices  # indices of inputs whose calls did not fail, in ascending order, [c]
+    answers: Indices  # label indices of the program's own answers, or -1 if an answer is not a label, [c]
     num_failed: int
 
     def report(self, weights: Array, *, metric: str, num_examples: int) -> CalibrationReport:
@@ -307,15 +307,15 @@ class LabelReplies:
             num_failed=self.num_failed,
         )
 
-    def pad_answers(self, read_answers: Indices) -> Indices:
+    def answers_with(self, read_answers: Indices) -> Indices:
         """Return the answers to all completed inputs, ``[c]``.
 
-        `read_answers` holds the answers to inputs with label probabilities, ``[n]``. Other inputs
-        get the answer -1.
+        `read_answers` replaces the answers to inputs with label probabilities, ``[n]``. A
+        calibrated program also keeps its own answers to all other inputs.
         """
-        all_answers = np.full(self.completed.max() + 1, -1)
-        all_answers[self.inputs] = read_answers
-        return all_answers[self.completed]
+        answers = self.answers.copy()
+        answers[np.searchsorted(self.completed, self.inputs)] = read_answers
+        return answers
 
     def calibrated_to(self, shares: Array | None = None, *, weights: ArrayLike = 1.0) -> Calibration:
         """Return the batch calibration to the target label shares, ``[L]``. None means equal shares."""
@@ -376,10 +376,15 @@ def read_replies(
         np.array(inputs),
         np.array([reading.label_logprobs for reading in readings]),
         is_unseen,
-        np.array([labels.index(reading.value) if reading.value else -1 for reading in readings]),
         np.array(completed),
+        np.array([_label_index(records[index], labels) for index in completed]),
         num_failed=len(records) - len(completed),
     )
+
+
+def _label_index(record: CallRecord, labels: Sequence[str]) -> int:
+    """Return the index of a call's answer in `labels`, or -1 if the answer is not a label."""
+    return labels.index(record.value) if record.value else -1
 
 
 def _no_probabilities(num_read: int, num_replies: int) -> NoProbabilities:

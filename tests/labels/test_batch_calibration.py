@@ -250,6 +250,21 @@ class TestChoiceByLabels:
         assert LABELS[0] == "negative"
         assert optimizer.report.scores["as it is"] == 0.25
 
+    def test_answers_without_label_probabilities_keep_their_scores(self):
+        """A rule of the program replaces half of the answers, so no label probabilities belong to these answers."""
+
+        def forward(self, text):
+            prediction = self.step(text=text)
+            return dspy.Prediction(label="negative") if number(text) % 2 else prediction
+
+        trainset = labeled(40, lambda i: LABELS[i % 2 == 0])
+        optimizer = BatchCalibration(display_progress=False)
+        with dspy.context(lm=Classifier(lambda text: {"negative": 0.1, "positive": 0.9}).lm()):
+            optimizer.compile(Program(forward, step=student()), trainset=trainset)
+        assert LABELS == ["negative", "positive"]
+        assert optimizer.report.num_inputs == 20
+        assert optimizer.report.scores["as it is"] == 1.0
+
     def test_failed_calls_do_not_affect_scores(self):
         """Failed calls must not make the program look worse than a constant answer."""
 
