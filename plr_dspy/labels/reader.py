@@ -367,10 +367,12 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
                 # The next tokens are known, so they decide between the labels.
                 distribute(mass, text + token, {i: rests[i][len(spelling) :] for i in matches})
             else:
-                # The labels get equal shares. However, a label gets no share if another token spells
-                # the rest of the label in full, because the model would use that token.
-                others = set(spellings.values()) - {spelling}
-                candidates = [i for i in matches if rests[i] not in others] or matches
+                # The labels get equal shares. However, a label gets no share if a longer token also
+                # begins the rest of the label, because the model would use that token.
+                longer = [
+                    other for other in spellings.values() if other.startswith(spelling) and other != spelling
+                ]
+                candidates = [i for i in matches if not rests[i].startswith(tuple(longer))] or matches
                 masses[candidates] += mass / len(candidates)
         # A complete label gets the probability of all tokens that do not continue another label.
         masses[[i for i, rest in rests.items() if not rest]] += max(0.0, remaining)
@@ -396,7 +398,8 @@ def _matching_labels(spelling: str, rests: Mapping[int, str]) -> list[int]:
 def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str | None, *, name: str) -> int:
     """Return the index of the token in which the label begins.
 
-    Prefer labels directly after the field name `name`. If `answered` is a label, find its last
+    Prefer labels directly after the header of the field `name`, then labels after this name at the
+    start of a line, then after this name anywhere. If `answered` is a label, find its last
     occurrence, because reasoning before the answer may mention the label. Otherwise, find the first
     occurrence of any label. If no label occurs, return the index of the token after the field's
     header, or 0 if the reply has no header.
@@ -409,11 +412,13 @@ def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str |
         candidates = [answered]
         occurrence = -1
     label = rf"(?<!\w)(?P<label>{'|'.join(map(re.escape, candidates))})(?!\w)"
-    for before in (rf"(?<!\w){re.escape(name)}(?!\w)\W*?", ""):
+    field = re.escape(name)
+    in_header = rf"(?:\[\[ ## {field} ## \]\]|\"{field}\"\s*:|<{field}>)\W*?"
+    for before in (in_header, rf"(?m:^)\W*{field}(?!\w)\W*?", rf"(?<!\w){field}(?!\w)\W*?", ""):
         matches = list(re.finditer(before + label, reply, re.IGNORECASE))
         if matches:
             return bisect_right(ends, matches[occurrence].start("label"))
-    header = re.search(rf"\[\[ ## {re.escape(name)} ## \]\]\W*|\"{re.escape(name)}\"\s*:\W*", reply)
+    header = re.search(rf"\[\[ ## {field} ## \]\]\W*|\"{field}\"\s*:\W*", reply)
     if header is None:
         return 0
     return min(bisect_right(ends, header.end()), len(tokens) - 1)

@@ -327,6 +327,7 @@ class TestFromAlternatives:
                 [0.4, 0.1, 0.5],
             ),
             (["1", "2"], {" ": 0.8}, {" ": {"1": 0.5, "2": 0.25}}, [0.4, 0.2]),
+            (["yes", "no", "not sure"], {"yes": 0.5, "no": 0.44, "not": 0.05}, {}, [0.5, 0.44, 0.05]),
             (
                 ["number", "number theory"],
                 {"": 0.9, " number": 0.1},  # In llama.cpp, an empty token marks the end of the text.
@@ -369,7 +370,7 @@ class TestFromAlternatives:
         ("[[| ##| mood| ##| ]]\n|positive|\n\n|[[ ## completed ## ]]", "positive negative", 0, "mood", 5),
         # The replies in the following rows contain: no parsable label, labels in the reasoning (2 rows), JSON (2 rows),
         # labels inside words, no label, a label after the answer, a label that is also a word of the format,
-        # and another word as the answer.
+        # another word as the answer, and the field's name and the label in a later field (4 rows).
         ("It| is| negative| or| positive", "positive negative", None, "label", 2),
         ("not| positive| at| all|\n\n|negative|,| not| positive", "positive negative", 1, "label", 5),
         ("[[ ## why ## ]]\na label: |no|, or so|\n\n[[ ## label ## ]]\n|no", "yes no", 1, "label", 4),
@@ -380,6 +381,10 @@ class TestFromAlternatives:
         ("[[ ## answer ## ]]\n|yes|\n\n[[ ## why ## ]]\n|the answer is |yes", "yes no", 0, "answer", 1),
         ("[[ ## status ## ]]\n|completed|\n\n[[ ## completed ## ]]", "completed pending", 0, "status", 1),
         ("[[ ## label ## ]]\n|perhaps|\n\n", "yes no", None, "label", 1),
+        ("[[ ## label ## ]]\n|yes|\n\n[[ ## why ## ]]\n|Label |yes| fits", "yes no", 0, "label", 1),
+        ('{"label": "|yes|", "why": "label |yes| fits"}', "yes no", 0, "label", 1),
+        ("<label>|yes|</label><why>label |yes| fits", "yes no", 0, "label", 1),
+        ("Label: |yes|\nWhy: label |yes| fits", "yes no", 0, "label", 1),
     ],
 )
 def test_label_position(reply, labels, answered, name, position):
