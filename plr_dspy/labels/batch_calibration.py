@@ -182,7 +182,13 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
                     f"metric needs at least 2 examples with a label in field {output.name!r}; got {len(labeled)}"
                     f"{problem}: {fix or 'label more examples'}, or omit metric"
                 )
+            if self.metric.field not in (None, output.name):
+                raise UserError(
+                    f"metric must compare the field {output.name!r}, which is calibrated; got {self.metric!r}: pass a "
+                    f"metric with field={output.name!r}"
+                )
             self.metric.check(labeled)
+            self.metric.check_value(labeled, list(output.labels))
         if self.prior is None and fix:
             consequence = "all labels are assumed to be equally frequent"
             if uses_labels:

@@ -127,15 +127,24 @@ class SetMetric(ABC):
             )
 
     def check_value(self, examples: Sequence[dspy.Example], labels: Sequence[str]) -> None:
-        """Raise an error if `value()` fails both if all answers are correct and if no reply can be parsed.
+        """Raise an error if `value()` fails for any constant answer, as with a column of zeros.
 
-        `labels` are as in `score()`.
+        Also raise an error if it fails both if all answers are correct and if no reply can be
+        parsed. `labels` are as in `score()`.
         """
         right_labels = self.right_labels(examples)
         try:
             self.score(right_labels, right_labels, labels=labels)
         except Exception:  # The user's function may raise any exception.
             self.score(right_labels, [None for _ in right_labels], labels=labels)
+        for label in dict.fromkeys([*labels, *right_labels]):
+            try:
+                self.score(right_labels, [label for _ in right_labels], labels=labels)
+            except Exception as error:
+                raise UserError(
+                    f"metric: {self!r} failed for a program that always answers {label!r} ({error}): return a finite "
+                    "number for every confusion matrix, also if a row or a column contains only zeros"
+                ) from error
 
     def _label_field(self, example: dspy.Example) -> str:
         names = [self.field] if self.field is not None else list(example.labels().keys())
@@ -224,7 +233,7 @@ class _OfManyMatrices(SetMetric):
 
 
 class F1(_OfManyMatrices):
-    """The F1 score, equal to `sklearn.metrics.f1_score` if all answers are labels.
+    """The F1 score, equal to `sklearn.metrics.f1_score` if all answers are labels of the examples.
 
     The score of a label that is neither predicted nor present is 0. An unparsable reply is a
     false negative for the true label, and a false positive for every other label. In the "micro"

@@ -347,6 +347,8 @@ def check_metric(setup: CompileSetup) -> None:
     metric = setup.options.metric
     if isinstance(metric, SetMetric):
         metric.check(setup.scored_examples)
+        labels = metric.output_labels(setup.program, setup.scored_examples)
+        metric.check_value(setup.scored_examples, labels)
 
 
 def checked_rivals(

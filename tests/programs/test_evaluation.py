@@ -7,7 +7,15 @@ from fakes import LabelEngine, Program, engine_for, exact_match, lm_of, question
 from label_engines import exact
 from yes_or_no import LABELS, YES_OR_NO, Answering, evaluated, evaluated_alone, examples, minus
 
-from plr_dspy import F1, CalibratedProgram, Calibration, ConfusionMetric, evaluate_programs
+from plr_dspy import (
+    F1,
+    BatchCalibration,
+    CalibratedProgram,
+    Calibration,
+    ConfusionMetric,
+    PLFewShot,
+    evaluate_programs,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -233,6 +241,29 @@ def test_bad_arguments_are_rejected(programs, devset, error, words):
         evaluated(programs, exact, devset)
     with pytest.raises(ValueError, match="num_threads must be greater than or equal to 1; got 0"):
         evaluate_programs({"a": Answering([])}, exact, examples(3, [1]), num_threads=0)
+
+
+def precision(counts, labels):
+    """Return the precision of "yes", which is undefined if no answer is "yes"."""
+    place = labels.index("yes")
+    return counts[place, place] / counts[:, place].sum()
+
+
+def test_a_set_metric_that_fails_for_a_constant_answer_is_rejected_before_any_call():
+    devset = examples(20, range(5))
+    metric = ConfusionMetric(precision)
+    message = r"always answers 'no' .*got nan.*return a finite number for every confusion matrix"
+    for run in (
+        lambda program: evaluate_programs([program], metric, devset, display_progress=False),
+        lambda program: BatchCalibration(metric=metric, display_progress=False).compile(
+            program, trainset=devset
+        ),
+        lambda program: PLFewShot(metric, display_progress=False).compile(program, trainset=devset),
+    ):
+        engine = LabelEngine(LABELS, lambda demos, text: [0.5, 0.5])
+        with using(engine), np.errstate(invalid="ignore"), pytest.raises(ValueError, match=message):
+            run(dspy.Predict(YES_OR_NO))
+        assert engine.requests == 0
 
 
 def test_a_set_metric_that_always_raises_is_rejected_before_any_call():

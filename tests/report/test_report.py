@@ -416,6 +416,14 @@ class TestText:
         lower = random.model_copy(update={"score": 0.4})
         assert "do better than" not in str(by_hand(ordering, random=lower))
 
+    def test_a_metric_over_a_set_must_also_measure_less_than_a_simpler_method(self):
+        """The program is expected to score .62, less than the constant answer, but scored .8."""
+        constant = Alternative(name="always answering 'b'", score=0.73, num_examples=40)
+        for metric, is_named in (("exact", True), ("F1('b')", False)):
+            settings = {"num_train": 32, "num_selection": 8, "racing": True, "metric": metric}
+            text = str(by_hand(gain=0.3, constant=constant, settings=settings))
+            assert ("not expected to do better than always answering 'b'" in text) == is_named
+
     @pytest.mark.parametrize(
         ("count", "words"),
         [("num_unread", "could not be parsed"), ("num_truncated", "were cut off at max_tokens")],
