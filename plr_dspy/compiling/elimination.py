@@ -13,7 +13,7 @@ from plr_dspy.compiling.futility import FIRST_ANSWERS
 from plr_dspy.compiling.run import CompileRun, FinalComparison
 from plr_dspy.report.rules import USER_PROGRAM_ODDS
 from plr_dspy.report.stop import Stop, StopReason
-from plr_dspy.scoring.evaluator import RACE, Wanted
+from plr_dspy.scoring.evaluator import RACE
 from plr_dspy.scoring.observations import Observations
 from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.space import Candidate
@@ -92,29 +92,42 @@ class EliminationRun(CompileRun):
         num_affordable = budget.estimated_calls_left // len(candidates)
         if not num_affordable:
             return Stop(budget.tightest_limit)
-        num_new = max(MIN_NEW_EXAMPLES, round(GROWTH * self._num_scored))
-        if not self._num_scored:
-            num_new = _num_first_examples(num_affordable)
-        num_examples = min(self._num_scored + min(num_new, num_affordable), len(self._examples))
-        wanted = dict.fromkeys(candidates, self._examples[:num_examples])
-        if not self._num_scored:
-            self._check_first_replies(wanted)
-        scored = self.observe(wanted)
+        if self._num_scored:
+            num_new = max(MIN_NEW_EXAMPLES, round(GROWTH * self._num_scored))
+            num_examples = min(self._num_scored + min(num_new, num_affordable), len(self._examples))
+        else:
+            num_examples = min(_num_first_examples(num_affordable), len(self._examples))
+            num_examples = self._score_first_examples(candidates, num_examples)
+        scored = self.observe(dict.fromkeys(candidates, self._examples[:num_examples]))
+        is_complete = len(scored) == len(candidates)
+        if self._num_scored and not is_complete:
+            # All programs have scores on the examples of earlier rounds or on the first examples.
+            scored = list(candidates)
         if scored:
             self._update_search(scored)
-        if len(scored) < len(wanted):
+        if not is_complete:
             return Stop(budget.refused or StopReason.TIME)
         self._num_scored = num_examples
         return None
 
-    def _check_first_replies(self, wanted: Wanted) -> None:
-        """Make the first calls, and raise `UnreadableReplies` if almost all replies are unparsable.
+    def _score_first_examples(self, candidates: Sequence[Candidate], planned: int) -> int:
+        """Score the programs on a few examples, and return the number of examples for the first round.
 
-        The race continues if at least one program has enough parsable replies.
+        This number is at most `planned`. It may be smaller, because the first calls show how long
+        a call takes and what it costs. The race continues if at least one program has enough
+        parsable replies.
+
+        Raises:
+            UnreadableReplies: If almost all replies are unparsable.
         """
-        num_examples = max(FIRST_PER_PROGRAM, math.ceil(FIRST_ANSWERS / len(wanted)))
-        self.evaluator.evaluate({program: examples[:num_examples] for program, examples in wanted.items()})
+        num_examples = min(planned, max(FIRST_PER_PROGRAM, math.ceil(FIRST_ANSWERS / len(candidates))))
+        scored = self.observe(dict.fromkeys(candidates, self._examples[:num_examples]))
         self._futility.check()
+        if len(scored) < len(candidates):
+            return num_examples
+        self._num_scored = num_examples
+        num_affordable = self.evaluator.budget.estimated_calls_left // len(candidates)
+        return min(planned, num_examples + num_affordable)
 
     def check_stoppers(self) -> Stop | None:
         """Drop the programs that are unlikely to win.

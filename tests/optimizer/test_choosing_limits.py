@@ -8,7 +8,7 @@ import dspy
 import numpy as np
 import pytest
 from choices import chosen, programs
-from fakes import Program, failure, interrupt
+from fakes import Program, digest, failure, interrupt
 from label_world import DEMOS, EXAMPLES, Engine, comparable, student
 
 from plr_dspy import Report
@@ -49,6 +49,31 @@ class TestLimits:
         report = chosen(engine, max_seconds=75).report
         assert len(engine.prompts) == report.program_calls["total"] <= 75
         assert report.comparison is not None
+
+    @pytest.mark.parametrize("max_seconds", [75, 120])
+    def test_all_programs_are_scored_on_the_same_examples_before_time_runs_out(
+        self, max_seconds, monkeypatch
+    ):
+        """The best of eight programs is listed last."""
+        calls = []
+
+        def answering(share):
+            def forward(self, text):
+                calls.append(text)
+                is_right = digest(f"right {text}") < share
+                return dspy.Prediction(label=right_answers[text] if is_right else "wrong")
+
+            return Program(forward)
+
+        right_answers = {example.text: example.label for example in EXAMPLES}
+        competing = {
+            f"right {share}": answering(share) for share in [0.10, 0.13, 0.16, 0.19, 0.22, 0.25, 0.28, 0.90]
+        }
+        monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(len(calls)))
+        choice = chosen(Engine(), competing, max_seconds=max_seconds)
+        assert len(calls) <= max_seconds
+        assert len(choice.report.programs) == 8
+        assert choice.name == "right 0.9"
 
     @pytest.mark.parametrize("how", [interrupt, failure])
     def test_a_stopped_race_resumes_and_accepts_further_programs(self, how, tmp_path):
