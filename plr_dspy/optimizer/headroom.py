@@ -132,9 +132,11 @@ class LeverSample(PLFewShot):
         with self._open(setup) as open_compile:
             scored = _score_levers(open_compile, candidates, rows)
             metric = open_compile.evaluator.confusion_scores
-            unread = [
-                num_unread(open_compile.evaluator, candidate, calibrated=False) for candidate in candidates
-            ]
+            evaluator = open_compile.evaluator
+            unread = [num_unread(evaluator, candidate, calibrated=False) for candidate in candidates]
+            failed = []
+            for candidate in candidates:
+                failed.append(int(_has_failed(evaluator.records_of(candidate), scored.examples).sum()))
             program_calls = open_compile.evaluator.num_calls()
             _warn_if_no_score_differs(scored, open_compile.work.sample)
         experiment = PairedExperiment(scored.table, bounds=metric.bounds if metric else None, seed=self.seed)
@@ -151,19 +153,25 @@ class LeverSample(PLFewShot):
         }
         return Headroom(
             score=float(experiment.means[0]),
-            levers=[_lever(change, gains[change.name], experiment, unread) for change in changes],
+            levers=[_lever(change, gains[change.name], experiment, unread, failed) for change in changes],
             noise_shares=noise_shares,
             num_examples=num_examples,
             program_calls=program_calls,
             advice=advice,
             interval=experiment.own_interval,
             num_unread=unread[0],
+            num_failed=failed[0],
             no_difference=scored.no_difference,
         )
 
 
-def _lever(change: Change, gain: Gain, experiment: PairedExperiment, unread: Sequence[int]) -> Lever:
-    """Return the lever for a change. `unread` is the number of unparsable replies of each candidate."""
+def _lever(
+    change: Change, gain: Gain, experiment: PairedExperiment, unread: Sequence[int], failed: Sequence[int]
+) -> Lever:
+    """Return the lever for a change.
+
+    `unread` and `failed` are the numbers of unparsable replies and of failed calls of each candidate.
+    """
     return Lever(
         change.name,
         float(experiment.means[0]) + gain.value,
@@ -174,6 +182,7 @@ def _lever(change: Change, gain: Gain, experiment: PairedExperiment, unread: Seq
         mean_score=float(experiment.means[change.rows].mean()),
         # Calibrated answers need no parsing, so skip their rows at the end of the table.
         num_unread=sum(unread[row] for row in change.rows if row < len(unread)),
+        num_failed=sum(failed[row] for row in change.rows if row < len(failed)),
     )
 
 

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from plr_dspy.optimizer.levers import INSTRUCTION, NEAREST, NO_DEMOS, ORDERS, PROGRAM, RANDOM
+from plr_dspy.optimizer.levers import NEAREST, NO_DEMOS, ORDERS, PROGRAM, RANDOM
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.instructions import OWN
 from plr_dspy.programs.slots import PoolSlots
@@ -44,8 +44,9 @@ def programs_of_levers(setup: CompileSetup, num_sets: int, num_orders: int) -> G
     }
     shown_demos, _ = _demos_and_instruction(slots, sets[0] if sets else own)
     for instructions in slots.alternatives.values():
-        for number in range(1, len(instructions)):  # Skip instruction 0, the program's own.
-            groups[f"{INSTRUCTION} {number}"] = [(*shown_demos, (number,))]
+        for number, instruction in enumerate(instructions):
+            if number:  # Instruction 0 is the program's own.
+                groups[instruction.origin] = [(*shown_demos, (number,))]
     return {name: candidates for name, candidates in groups.items() if candidates}
 
 

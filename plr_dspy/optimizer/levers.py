@@ -207,6 +207,8 @@ class Lever:
             score of the calibrated answers.
         num_unread: Number of the lever's calls whose replies could not be parsed. Such replies
             count as incorrect answers.
+        num_failed: Number of the lever's calls that failed. Each gets the mean score of the other
+            programs on its example.
     """
 
     name: str
@@ -217,6 +219,7 @@ class Lever:
     note: str
     mean_score: float
     num_unread: int = 0
+    num_failed: int = 0
 
 
 @dataclass(frozen=True)
@@ -235,6 +238,7 @@ class Headroom:
         advice: One or two sentences that name the simplest change that gains as much as any
             other, or advise keeping the program.
         num_unread: Number of the program's own replies that could not be parsed.
+        num_failed: Number of the program's own calls that failed.
         no_difference: Why all gains are 0, such as "every score was 0 in 80 calls". If this is
             given, the printed text omits the levers. Empty if scores differed.
     """
@@ -247,19 +251,20 @@ class Headroom:
     advice: str
     interval: tuple[float, float]
     num_unread: int = 0
+    num_failed: int = 0
     no_difference: str = ""
 
     def __str__(self) -> str:
         if self.no_difference:
             own = f"{PROGRAM}: mean score {self.score:.2f} on {self.num_examples} examples"
-            lines = [own, *self._unread(), self.advice]
+            lines = [own, *self._failed(), *self._unread(), self.advice]
         else:
             low, high = self.interval
             own = (
                 f"On new examples, your program probably scores {low:.2f} to {high:.2f} (95% interval); gains are "
                 "relative to this score."
             )
-            lines = [*self._table(), own, *self._unread(), self.advice]
+            lines = [*self._table(), own, *self._failed(), *self._unread(), self.advice]
         return "\n".join(lines)
 
     def _table(self) -> Iterator[str]:
@@ -286,6 +291,20 @@ class Headroom:
         if name in self.noise_shares:
             return f"; {self.noise_shares[name]:.0%} of the variance between {kind} is noise"
         return f", but this would probably add nothing, because all {kind} scored the same"
+
+    def _failed(self) -> Iterator[str]:
+        """Yield a line with the numbers of failed calls, or nothing if no call failed."""
+        counts = []
+        if self.num_failed:
+            counts.append(f"{self.num_failed} of {self.num_examples} calls of your program")
+        for lever in self.levers:
+            if lever.num_failed:
+                counts.append(f"{lever.num_failed} of {lever.num_calls} calls of {lever.name!r}")
+        if counts:
+            yield (
+                f"{' and '.join(counts)} failed. They get the mean score of the other programs, so these figures may "
+                "be too high."
+            )
 
     def _unread(self) -> Iterator[str]:
         """Yield a line with the numbers of unparsable replies, or nothing if all replies were parsed."""

@@ -7,6 +7,7 @@ import dspy
 import pytest
 from fakes import (
     CopyingEngine,
+    Program,
     digest,
     engine_for,
     exact_match,
@@ -129,12 +130,12 @@ class TestLevers:
     def test_instructions_are_tried_with_the_same_demos(self):
         engine = DemoEngine(questions(100), share=0.4, instructed="Think")
         result = measured(engine, instructions=["Think of it.", "Hurry."])
-        assert names(result)[1:3] == ["instruction 1", "instruction 2"]
-        assert lever(result, "instruction 1").score > 0.85
-        assert lever(result, "instruction 2").gain == pytest.approx(
+        assert names(result)[1:3] == ["instructions[0]", "instructions[1]"]
+        assert lever(result, "instructions[0]").score > 0.85
+        assert lever(result, "instructions[1]").gain == pytest.approx(
             lever(result, "random demos").gain, abs=0.1
         )
-        assert result.advice.startswith("The largest proven gain is that of 'instruction 1'")
+        assert result.advice.startswith("The largest proven gain is that of 'instructions[0]'")
         assert result.advice.endswith("random demos and this instruction: run PLFewShot(instructions=[...]).")
         assert engine.num_calls == 300
         assert QUESTION.signature.instructions == dspy.Signature("question -> answer").instructions
@@ -378,6 +379,21 @@ class TestCallsAndErrors:
         engine = engine_for(questions(100), mumbles=lambda texts: True)
         with pytest.raises(RuntimeError, match=r"24 of 24 .*Well, let me see"):
             measured(engine)
+
+    def test_failed_calls_are_counted(self):
+        """Without demos, the program fails on one of ten questions."""
+
+        def forward(self, question):
+            if not self.step.demos and question.endswith("0"):
+                raise RuntimeError("tool crashed")
+            return self.step(question=question)
+
+        result = measured(DemoEngine(questions(100)), Program(forward, step=student(demos(3))))
+        num_failed = lever(result, "no demos").num_failed
+        assert 0 < num_failed < 10
+        assert result.num_failed == lever(result, "random demos").num_failed == 0
+        assert f"{num_failed} of {result.num_examples} calls of 'no demos'" in str(result)
+        assert " failed. They get the mean score of the other programs" in str(result)
 
     def test_many_failures_end_the_measurement_and_few_are_ignored(self):
         with pytest.raises(Exception, match="down"):
