@@ -370,16 +370,19 @@ class _MeanScores:
     def score(self, records: Sequence[CallRecord]) -> ProgramScore:
         """Return the mean score and its confidence interval.
 
-        Before the interval is calculated, two scores at each end of the likely range are added.
+        Before the interval is calculated, two scores at each end of the likely range are added. The
+        interval is clipped at 0 and 1, but not at other extreme scores: the scale may extend further.
 
         Source: A. Agresti and B. Coull, The American Statistician 52, 1998.
         """
         scores = self._scores(records)
         low, high = likely_bounds(scores)
         least, most = mean_interval([*scores, low, low, high, high])
-        return ProgramScore(
-            float(np.mean(scores)), (max(low, least), min(high, most)), num_unread=_num_unread(records)
-        )
+        if low == 0.0:
+            least = max(low, least)
+        if high in (0.0, 1.0):
+            most = min(high, most)
+        return ProgramScore(float(np.mean(scores)), (least, most), num_unread=_num_unread(records))
 
     def difference_interval(
         self, before: Sequence[CallRecord], after: Sequence[CallRecord]

@@ -208,6 +208,11 @@ def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewSho
         options["demos"] = args.select
     if args.instructions == ["propose"]:
         options["instructions"] = "propose"
+    elif args.instructions and "propose" in args.instructions:
+        raise UserError(
+            f"--instructions: propose must be the only value; got {len(args.instructions)} values: pass either propose "
+            "or your own instructions"
+        )
     if args.prompt_model is not None:
         options["prompt_model"] = dspy.LM(args.prompt_model)
     return optimizer_class(metric, **options)

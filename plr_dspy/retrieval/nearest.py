@@ -84,15 +84,28 @@ def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
         # The texts contain no words. Any vocabulary will do, because all vectors will be 0.
         vectorizer.fit(["none"])
     vectors = vectorizer.transform(texts)
-    by_word = vectors.T.tocsr()
-    rows = {text: row for row, text in enumerate(texts)}
+    return vectors, WordSimilarity(vectorizer, vectors, {text: row for row, text in enumerate(texts)})
 
-    def cosines(text: str) -> Array:
-        row = rows.get(text)
-        vector = vectorizer.transform([text]) if row is None else vectors[row]
-        return np.asarray((vector @ by_word).toarray()[0])
 
-    return vectors, cosines
+class WordSimilarity:
+    """A function that returns a string's cosine similarities to texts, ``[n]``. It can be pickled.
+
+    Args:
+        vectorizer: A fitted `TfidfVectorizer`.
+        vectors: The vectors of the texts, as a sparse matrix ``[n, words]``.
+        rows: The index of each text.
+    """
+
+    def __init__(self, vectorizer: Any, vectors: Any, rows: dict[str, int]) -> None:
+        self._vectorizer = vectorizer
+        self._vectors = vectors
+        self._by_word = vectors.T.tocsr()
+        self._rows = rows
+
+    def __call__(self, text: str) -> Array:
+        row = self._rows.get(text)
+        vector = self._vectorizer.transform([text]) if row is None else self._vectors[row]
+        return np.asarray((vector @ self._by_word).toarray()[0])
 
 
 class Pool:

@@ -26,6 +26,13 @@ def test_intervals_of_a_metric_without_positive_values():
     assert lost.interval == pytest.approx([end - 1.0 for end in counted.interval])
 
 
+def test_intervals_extend_beyond_the_highest_score_on_an_unknown_scale():
+    """A judge that gives 3 of 5 points to all answers may give more points to other answers."""
+    judged = evaluated_alone(Answering([]), lambda example, prediction: 3.0, examples(10, []))
+    assert judged.score == 3.0
+    assert judged.interval[0] < 3.0 < judged.interval[1]
+
+
 def test_intervals_of_differences_cover_the_range_of_scores():
     devset = examples(20, range(18))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import pickle
 import threading
 
 import dspy
@@ -140,6 +141,22 @@ def test_each_predictor_retrieves_demos_for_its_own_inputs(lm):
     assert "the cat" in first[-2]
     assert "\nx" in second[-2]
     assert program.again[0] is program.first
+
+
+class Labeling(dspy.Signature):
+    """Label the text."""
+
+    text: str = dspy.InputField()
+    label: str = dspy.OutputField()
+
+
+def test_a_program_can_be_pickled(lm):
+    program = compiled(dspy.Predict(Labeling), "self", nearest=NearestDemos(num_demos=2))
+    restored = pickle.loads(pickle.dumps(program))
+    for same_program in (program, restored):
+        same_program(text="the cat")
+    first, second = [entry["messages"] for entry in lm.history]
+    assert first == second
 
 
 @pytest.mark.parametrize("how", ["words", "embeddings"])
