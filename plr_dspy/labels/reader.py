@@ -172,7 +172,7 @@ class LabelReader:
         )
         try:
             with context:
-                yield {**lm_kwargs, "logprobs": True, "top_logprobs": max(num_alternatives, NUM_ALTERNATIVES)}
+                yield {**lm_kwargs, "logprobs": True, "top_logprobs": num_alternatives or NUM_ALTERNATIVES}
         except Exception as error:
             if not self._requests.note_error(lm, error):
                 raise

@@ -137,14 +137,16 @@ class TestUnchangedBehavior:
         assert (readings, engine.asked) == ([], [None])
 
     @pytest.mark.parametrize("where", ["program", "lm"])
-    def test_log_probabilities_that_the_user_requested_are_kept(self, where):
+    @pytest.mark.parametrize("number", [5, 30])
+    def test_log_probabilities_that_the_user_requested_are_kept(self, where, number):
+        """Some providers return fewer alternatives than are requested by default."""
         engine = chat(CONFIDENT)
-        wanted = {"logprobs": True, "top_logprobs": 30}
+        wanted = {"logprobs": True, "top_logprobs": number}
         program = classifier(**(wanted if where == "program" else {}))
         answer, (reading,) = asked(engine, program=program, lm=engine.lm(**(wanted if where == "lm" else {})))
         assert answer.logprobs.content[1].token == "positive"
         assert reading.label == "positive"
-        assert engine.asked == [30]
+        assert engine.asked == [number]
 
     def test_cached_replies_without_log_probabilities_are_not_reused(self):
         engine = chat(CONFIDENT)
