@@ -398,7 +398,7 @@ def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[i
         largest = max(map(abs, differences)) or max(scores) - min(scores)
         deviation = gain.expected / max(float(special.ndtri(probability)), 1e-9)
         gain = replace(gain, deviation=max(gain.deviation, min(deviation, largest)))
-    if probability <= 0.5 or probability < gain.probability:
+    if probability <= 0.5:  # The paired scores are no evidence of a gain.
         gain = replace(gain, worse=max(gain.worse, 1.0 - probability))
     return replace(gain, probability=min(gain.probability, probability))
 

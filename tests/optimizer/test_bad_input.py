@@ -85,7 +85,7 @@ COMPILE = [
     (
         student,
         {"trainset": [EXAMPLES[-1]] * 30},
-        "and 1 without duplicates, examples that demos show, and examples",
+        r"got 30 examples \(1 usable\), without duplicates and examples that demos show",
     ),
     (
         student,
@@ -272,7 +272,7 @@ def test_strings_are_not_bools_and_bools_are_not_numbers(engine, kind, name, wro
         (PLFewShot, {}, {"min_demos": 20}, "min_demos must be at most max_demos=8"),
         (PLReorder, {}, {"auto": None}, "auto=None needs a number of program calls"),
         (PLReorder, {"signal": "score"}, {"calibrate": True}, "calibrate needs log-probabilities"),
-        (PLReorder, {"auto": "paper"}, {"calibrate": True}, "got calibrate, .*: omit calibrate"),
+        (PLReorder, {"auto": "paper"}, {"calibrate": True}, "but calibrate needs .*: omit calibrate"),
         (
             PLFewShot,
             {"demos": "retrieved", "calibrate": True},
@@ -290,7 +290,7 @@ def test_strings_are_not_bools_and_bools_are_not_numbers(engine, kind, name, wro
             PLReorder,
             {"auto": "paper"},
             {"signal": "logprobs"},
-            "got signal=.logprobs., .*: omit signal=.logprobs.",
+            "but signal=.logprobs. needs .*: omit signal=.logprobs.",
         ),
         (
             PDO,

@@ -281,7 +281,8 @@ BAD = [
     (
         {"max_demos": 400, "min_per_class": 90},
         typed(),
-        "and 0 without .*: pass more examples, or reduce or omit min_per_class=90, for which 90 examples become demos",
+        r"got 90 examples \(0 usable\).*: pass more examples, or reduce or omit min_per_class=90, for which 90 "
+        "examples become demos",
     ),
     (
         {"max_demos": 7, "min_per_class": 2},

@@ -220,7 +220,7 @@ class TestErrors:
                 raise LookupError("x" * 185 + "plain words, other words")
 
         cells = scorer(metric=Judging())
-        with pytest.raises(RuntimeError, match="calls failed"):
+        with pytest.raises(RuntimeError, match="1 of 1 call failed"):
             scored(cells, [IDENTITY], [0])
         (error,) = errors_of(cells)
         assert error.message in caplog.text

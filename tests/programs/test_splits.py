@@ -127,7 +127,7 @@ class TestSplits:
         assert len(parts.selection) == 9
         places = [40 + int(name[7:-1]) for name in parts.names[39:]]
         assert [examples[place] for place in places] == parts.selection
-        assert "9 examples in trainset are not used" in caplog.text
+        assert "9 examples in trainset cannot be used" in caplog.text
 
     @settings(deadline=None, max_examples=15)
     @given(st.integers(0, 20), st.booleans())
