@@ -433,12 +433,9 @@ class _SetScores:
         low, high = self._influence.bounds
         pairs = zip(self._scores(before), self._scores(after), strict=True)
         differences = [score_after - score_before for score_before, score_after in pairs]
-        # Add an artificial difference with the largest influence that an answer can have. Otherwise,
-        # the interval would be too narrow if programs differ only on examples with little influence.
-        largest = (
-            self._influence.largest_influence() if any(differences) else self._influence.largest_change()
-        )
-        least, most = paired_interval(differences, largest=largest)
+        # Add an artificial difference, the largest that one answer can make. Otherwise, the interval
+        # would be too narrow if programs differ on few examples, or only on examples with little influence.
+        least, most = paired_interval(differences, largest=self._influence.largest_change())
         difference = self._influence.value(_labels(after)) - self._influence.value(_labels(before))
         return max(low - high, min(least, difference)), min(high - low, max(most, difference))
 
@@ -462,15 +459,14 @@ def _constant_score(metric: Metric, program: dspy.Module, examples: Examples) ->
     counts = output.counts(examples)
     if not counts.any():
         return None
-    tried_labels = [names[index] for index in np.argsort(-counts, kind="stable")[:2]]
-    if isinstance(metric, SetMetric):
-        tried_labels = names  # The best constant answer may be a rare label.
+    tried_labels = [names[index] for index in np.argsort(-counts, kind="stable")]
+    if isinstance(metric, SetMetric):  # The best constant answer may be a rare label.
         right_labels = metric.right_labels(examples)
         values = []
-        for label in names:
-            answers = [label for _ in examples]
-            values.append(metric.score(right_labels, answers, labels=names))
+        for label in tried_labels:
+            values.append(metric.score(right_labels, [label] * len(examples), labels=names))
     else:
+        tried_labels = tried_labels[:2]
         few_labels = {label: output.labels[label] for label in tried_labels}
         scores = label_scores(metric, examples, replace(output, labels=few_labels))
         if isinstance(scores, str):

@@ -387,6 +387,9 @@ def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[i
 
     Near the highest possible score, the best of many orderings may get a perfect score by chance.
     The score model would mistake this selection bias for an effect, because it assumes normal errors.
+    So reduce the probability of a gain to that of the paired scores, and increase the deviation. If
+    the paired scores do not favor a gain at all, also increase the probability of a loss. Otherwise,
+    the other evidence of the model still counts.
     """
     differences = [other[example] - original[example] for example in original.keys() & other.keys()]
     if not differences or gain.expected <= 0 or sum(map(bool, differences)) >= ENOUGH_DIFFERING:

@@ -127,7 +127,7 @@ class EliminationRun(CompileRun):
             return num_examples
         self._num_scored = num_examples
         num_affordable = self.evaluator.budget.estimated_calls_left // len(candidates)
-        return min(planned, num_examples + num_affordable)
+        return max(num_examples, min(planned, _num_first_examples(num_examples + num_affordable)))
 
     def check_stoppers(self) -> Stop | None:
         """Drop the programs that are unlikely to win.

@@ -163,6 +163,8 @@ class LabelReader:
             return
         recorded = _RecordedCalls()
         num_alternatives = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
+        if num_alternatives < 2:  # A single alternative does not show the other labels' probabilities.
+            num_alternatives = NUM_ALTERNATIVES
         # Pass `recorded` as a caller, because DSPy appends calls to the history of each caller.
         callers = [recorded, *(dspy.settings.caller_modules or [])]
         callbacks = [*(dspy.settings.callbacks or []), recorded]
@@ -172,7 +174,7 @@ class LabelReader:
         )
         try:
             with context:
-                yield {**lm_kwargs, "logprobs": True, "top_logprobs": num_alternatives or NUM_ALTERNATIVES}
+                yield {**lm_kwargs, "logprobs": True, "top_logprobs": num_alternatives}
         except Exception as error:
             if not self._requests.note_error(lm, error):
                 raise
@@ -413,12 +415,12 @@ def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str |
         occurrence = -1
     label = rf"(?<!\w)(?P<label>{'|'.join(map(re.escape, candidates))})(?!\w)"
     field = re.escape(name)
-    in_header = rf"(?:\[\[ ## {field} ## \]\]|\"{field}\"\s*:|<{field}>)\W*?"
-    for before in (in_header, rf"(?m:^)\W*{field}(?!\w)\W*?", rf"(?<!\w){field}(?!\w)\W*?", ""):
+    header = rf"(?:\[\[ ## {field} ## \]\]|\"{field}\"\s*:|<{field}>)"
+    for before in (rf"{header}\W*?", rf"(?m:^)[^\w\n]*{field}(?!\w)\W*?", rf"(?<!\w){field}(?!\w)\W*?", ""):
         matches = list(re.finditer(before + label, reply, re.IGNORECASE))
         if matches:
             return bisect_right(ends, matches[occurrence].start("label"))
-    header = re.search(rf"\[\[ ## {field} ## \]\]\W*|\"{field}\"\s*:\W*", reply)
-    if header is None:
+    match = re.search(rf"{header}\W*", reply)
+    if match is None:
         return 0
-    return min(bisect_right(ends, header.end()), len(tokens) - 1)
+    return min(bisect_right(ends, match.end()), len(tokens) - 1)

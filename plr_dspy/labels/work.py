@@ -67,8 +67,9 @@ class LabelReadingWork(MetricWork):
             raise
         label = self._output.label_of(prediction)
         reading = reader.unread or reader.reading_for(prediction)
-        if label is None and reading is not None:
-            # The program's own answer is not a label, so use the label from the reply.
+        has_field = isinstance(prediction, dspy.Prediction) and self._output.name in prediction
+        if label is None and reading is not None and (self._decision is not None or not has_field):
+            # The program returns no label in this field, so use the label from the reply.
             label = reading.label
         return CallRecord(None, value=label, **_label_fields(reading))
 

@@ -44,9 +44,8 @@ def programs_of_levers(setup: CompileSetup, num_sets: int, num_orders: int) -> G
     }
     shown_demos, _ = _demos_and_instruction(slots, sets[0] if sets else own)
     for instructions in slots.alternatives.values():
-        for number, instruction in enumerate(instructions):
-            if number:  # Instruction 0 is the program's own.
-                groups[instruction.origin] = [(*shown_demos, (number,))]
+        for number, instruction in enumerate(instructions[1:], start=1):  # Skip the program's own.
+            groups[instruction.origin] = [(*shown_demos, (number,))]
     return {name: candidates for name, candidates in groups.items() if candidates}
 
 

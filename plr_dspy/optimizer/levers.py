@@ -302,8 +302,8 @@ class Headroom:
                 counts.append(f"{lever.num_failed} of {lever.num_calls} calls of {lever.name!r}")
         if counts:
             yield (
-                f"{' and '.join(counts)} failed. They get the mean score of the other programs, so these figures may "
-                "be too high."
+                f"{', '.join(counts)} failed. They get the mean score of the other programs, so these gains are less "
+                "reliable."
             )
 
     def _unread(self) -> Iterator[str]:

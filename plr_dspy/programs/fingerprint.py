@@ -12,10 +12,12 @@ import dis
 import inspect
 import logging
 import pickle
+import random
 import re
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from datetime import date
 from enum import Enum
 from functools import cache, partial
 from textwrap import dedent
@@ -41,6 +43,7 @@ ADDRESS = re.compile(r"api_base|base_url|endpoint")  # names of settings that co
 SECRET = re.compile(r"api_key|secret|password|token$|credential")
 
 CONTAINERS = (dict, list, set, deque)
+CHANGING = (*CONTAINERS, int, float, date, random.Random)  # types of private attributes that calls may change
 # Types whose private attributes digests omit, because they do not affect scores or repeat other parts.
 WITHOUT_PRIVATE = (type, FunctionType, Enum, BaseModel, dspy.Example, dspy.BaseLM, dspy.Embedder, *CONTAINERS)
 
@@ -134,8 +137,11 @@ class _ModuleDigests(_Digests):
         return [*parts, private_parts] if private_parts else parts
 
     def _covers(self, owner: object, part: object) -> bool:
-        """Return whether to cover a private attribute. It may be a cache or a counter that changes with each call."""
-        return isinstance(owner, dspy.Module) and not isinstance(part, CONTAINERS)
+        """Return whether to cover a private attribute.
+
+        Omit attributes that may change with each call, such as caches, counters and random states.
+        """
+        return isinstance(owner, dspy.Module) and (isinstance(part, bool) or not isinstance(part, CHANGING))
 
 
 class _ProgramDigests(_ModuleDigests):
@@ -192,9 +198,9 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
         return [value.func, value.args, value.keywords]
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
-    if callable(value) and hasattr(value, "__qualname__"):  # for example, a NumPy function
-        return [_name(value)]
     kind = type(value)
+    if is_library(kind.__module__) and callable(value) and hasattr(value, "__qualname__"):
+        return [_name(value)]  # for example, a NumPy function
     if hasattr(kind, "__array__") or kind.__module__.partition(".")[0] in sys.stdlib_module_names:
         return [pickle.dumps(value)]
     is_of_dspy = any(base.__module__.startswith("dspy.") for base in kind.__mro__)

@@ -88,7 +88,7 @@ def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
 
 
 class WordSimilarity:
-    """A function that returns a string's cosine similarities to texts, ``[n]``. It can be pickled.
+    """A callable that returns a string's cosine similarities to texts, ``[n]``. It can be pickled.
 
     Args:
         vectorizer: A fitted `TfidfVectorizer`.

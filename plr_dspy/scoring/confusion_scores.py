@@ -348,16 +348,6 @@ class ConfusionScores(EffectiveScores):
         is_scarce = (counts < minimum) & (self._num_of_label > 0)
         return [self.labels[number] for number in np.flatnonzero(is_scarce)]
 
-    def largest_influence(self) -> float:
-        """Return the largest deviation of a correct answer's score from the metric's value.
-
-        If the scores of all correct answers equal this value, use all answers instead.
-        """
-        has_examples = self._num_of_label > 0
-        deviations = np.abs(self._scores - self._value)
-        of_correct_answers = float(np.diag(deviations)[has_examples].max())
-        return of_correct_answers if of_correct_answers > 1e-9 else float(deviations[has_examples].max())
-
     def largest_change(self) -> float:
         """Return the largest difference that one answer can make to its example's score."""
         changes = self._scores.max(axis=1) - self._scores.min(axis=1)

@@ -212,7 +212,7 @@ class TestChoice:
         )
         gain = decision.results[1].gain
         assert gain.probability <= paired_probability([1.0] * num_won + [0.0] * 34)
-        assert num_won or gain.worse >= 1.0 - gain.probability
+        assert (gain.worse < 1.0 - gain.probability) == bool(num_won)
         assert decision.candidate == (best if num_won else original)
 
 

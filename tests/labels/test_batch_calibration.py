@@ -265,6 +265,17 @@ class TestChoiceByLabels:
         assert optimizer.report.num_inputs == 20
         assert optimizer.report.scores["as it is"] == 1.0
 
+    def test_answers_that_are_not_labels_count_as_incorrect(self):
+        def forward(self, text):
+            prediction = self.step(text=text)
+            return dspy.Prediction(label="unsure") if number(text) % 2 else prediction
+
+        trainset = labeled(40, lambda i: "positive" if i % 4 else "negative")
+        optimizer = BatchCalibration(display_progress=False)
+        with dspy.context(lm=Classifier(lambda text: {"negative": 0.1, "positive": 0.9}).lm()):
+            optimizer.compile(Program(forward, step=student()), trainset=trainset)
+        assert optimizer.report.scores["as it is"] == 0.25
+
     def test_failed_calls_do_not_affect_scores(self):
         """Failed calls must not make the program look worse than a constant answer."""
 

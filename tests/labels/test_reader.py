@@ -137,8 +137,8 @@ class TestUnchangedBehavior:
         assert (readings, engine.asked) == ([], [None])
 
     @pytest.mark.parametrize("where", ["program", "lm"])
-    @pytest.mark.parametrize("number", [5, 30])
-    def test_log_probabilities_that_the_user_requested_are_kept(self, where, number):
+    @pytest.mark.parametrize(("number", "requested"), [(1, 20), (5, 5), (30, 30)])
+    def test_log_probabilities_that_the_user_requested_are_kept(self, where, number, requested):
         """Some providers return fewer alternatives than are requested by default."""
         engine = chat(CONFIDENT)
         wanted = {"logprobs": True, "top_logprobs": number}
@@ -146,7 +146,7 @@ class TestUnchangedBehavior:
         answer, (reading,) = asked(engine, program=program, lm=engine.lm(**(wanted if where == "lm" else {})))
         assert answer.logprobs.content[1].token == "positive"
         assert reading.label == "positive"
-        assert engine.asked == [number]
+        assert engine.asked == [requested]
 
     def test_cached_replies_without_log_probabilities_are_not_reused(self):
         engine = chat(CONFIDENT)
@@ -387,6 +387,7 @@ class TestFromAlternatives:
         ('{"label": "|yes|", "why": "label |yes| fits"}', "yes no", 0, "label", 1),
         ("<label>|yes|</label><why>label |yes| fits", "yes no", 0, "label", 1),
         ("Label: |yes|\nWhy: label |yes| fits", "yes no", 0, "label", 1),
+        ("<label>|perhaps|</label>", "yes no", None, "label", 1),
     ],
 )
 def test_label_position(reply, labels, answered, name, position):

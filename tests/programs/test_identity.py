@@ -6,6 +6,7 @@ import functools
 import itertools
 import logging
 import queue
+import random
 import re
 import string
 import tempfile
@@ -37,6 +38,15 @@ class Weighted:
         return self.weight
 
     def score(self, example, prediction):
+        return self.weight
+
+
+class Decorated:
+    def __init__(self, weight):
+        functools.update_wrapper(self, plain)
+        self.weight = weight
+
+    def __call__(self, example, prediction):
         return self.weight
 
 
@@ -135,6 +145,7 @@ DIFFERENT = {name: two_metrics(source) for name, source in SOURCES.items()} | {
     "instructions of a judge": (Judge(), Judge("Judge harshly.")),
     "attribute of a judge named key": (Judge(key="a"), Judge(key="b")),
     "decorator": (plain, reversed_(plain)),
+    "attribute of a callable with the name of a function": (Decorated(1), Decorated(2)),
     "signature": (dspy.Signature("a -> b"), dspy.Signature("a -> c")),
     "type of a field": (dspy.Signature("a -> b: int"), dspy.Signature("a -> b: Literal['x', 'y']")),
     "adapter": (dspy.ChatAdapter(), dspy.ChatAdapter(use_json_adapter_fallback=False)),
@@ -306,12 +317,15 @@ class Remembering(dspy.Module):
         (Remembering(Weighted(1)), Remembering(Weighted(2)), {"program"}),
         (Remembering(np.zeros(2)), Remembering(np.ones(2)), {"program"}),
         (Remembering("brief"), Remembering("brief", cache={"question": "answer"}), set()),
+        (Remembering(1), Remembering(2), set()),
+        (Remembering(False), Remembering(True), {"program"}),
+        (Remembering(random.Random()), Remembering(random.Random()), set()),
         (Prefixing("a"), Prefixing("b"), {"program"}),
         (Prefixing("a"), Prefixing("a"), set()),
     ],
 )
 def test_changed_attributes_of_modules_are_named(one, other, names):
-    """A private container may be a cache, so its changes are ignored."""
+    """Private containers, numbers and random states may change with each call, so they are ignored."""
     assert changed(facts(plain, one), facts(plain, other)) == names
 
 
