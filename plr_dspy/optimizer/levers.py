@@ -292,31 +292,31 @@ class Headroom:
             return f"; {self.noise_shares[name]:.0%} of the variance between {kind} is noise"
         return f", but this would probably add nothing, because all {kind} scored the same"
 
+    def _counts(self, noun: str, own: int, of_levers: Sequence[int]) -> str:
+        """Format the positive numbers, such as "2 of 30 calls of your program and 1 of 60 calls of 'other sets'"."""
+        counts = []
+        if own:
+            counts.append(f"{own} of {self.num_examples} {noun} of your program")
+        for lever, number in zip(self.levers, of_levers, strict=True):
+            if number:
+                counts.append(f"{number} of {lever.num_calls} {noun} of {lever.name!r}")
+        return " and ".join(counts)
+
     def _failed(self) -> Iterator[str]:
         """Yield a line with the numbers of failed calls, or nothing if no call failed."""
-        counts = []
-        if self.num_failed:
-            counts.append(f"{self.num_failed} of {self.num_examples} calls of your program")
-        for lever in self.levers:
-            if lever.num_failed:
-                counts.append(f"{lever.num_failed} of {lever.num_calls} calls of {lever.name!r}")
+        counts = self._counts("calls", self.num_failed, [lever.num_failed for lever in self.levers])
         if counts:
             yield (
-                f"{', '.join(counts)} failed. They get the mean score of the other programs, so these gains are less "
+                f"{counts} failed. They get the mean score of the other programs, so these gains are less "
                 "reliable."
             )
 
     def _unread(self) -> Iterator[str]:
         """Yield a line with the numbers of unparsable replies, or nothing if all replies were parsed."""
-        counts = []
-        if self.num_unread:
-            counts.append(f"{self.num_unread} of {self.num_examples} replies of your program")
-        for lever in self.levers:
-            if lever.num_unread:
-                counts.append(f"{lever.num_unread} of {lever.num_calls} replies of {lever.name!r}")
+        counts = self._counts("replies", self.num_unread, [lever.num_unread for lever in self.levers])
         if not counts:
             return
-        line = f"{' and '.join(counts)} could not be parsed and count as wrong."
+        line = f"{counts} could not be parsed and count as wrong."
         if self.num_unread:
             fixes = ["try another adapter", "increase max_tokens if replies are cut off"]
             # If the demos cannot be removed, the program has none.

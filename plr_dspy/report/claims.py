@@ -34,11 +34,8 @@ def how_to_calibrate(report: ReportData) -> Iterator[str]:
 
 def optimizer_that_calibrates(report: ReportData) -> str:
     """Return Python code for an optimizer that calibrates with the report's metric."""
-    metric = str(report.settings.get("metric"))
-    if (
-        "(" in metric
-    ):  # Only a metric over a set contains "(" in a report. `BatchCalibration` accepts such metrics.
-        return f"BatchCalibration(metric={metric})"
+    if report.has_set_metric:
+        return f"BatchCalibration(metric={report.settings['metric']})"
     return "BatchCalibration"
 
 

@@ -99,7 +99,7 @@ def _compared(report: ReportData, comparison: Comparison) -> str:
     title = "mean scores"
     if report.settings.get("num_selection"):  # A race of programs has no final comparison.
         title = "mean scores in the final comparison"
-    if "(" in str(report.settings.get("metric")):  # Only a metric over a set contains "(" in a report.
+    if report.has_set_metric:
         title = "values of the metric, from all answers"
     title += f", on {count(comparison.num_examples, 'example')}"
     if report.original_stays:

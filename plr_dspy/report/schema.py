@@ -383,6 +383,12 @@ class ReportData(Part):
         return self.retrieval is not None and self.retrieval.variation is not None
 
     @property
+    def has_set_metric(self) -> bool:
+        """Whether the metric is computed over a set of examples."""
+        # Only the names of such metrics contain arguments.
+        return "(" in str(self.settings.get("metric"))
+
+    @property
     def is_calibrated(self) -> bool:
         """Whether the returned program is calibrated."""
         return self.calibration is not None and self.calibration.applied

@@ -369,7 +369,7 @@ def _baselines_not_beaten(report: ReportData) -> Iterator[str]:
     if report.comparison is None:
         return
     returned_score = report.comparison.expected_chosen[0]
-    if "(" in str(report.settings.get("metric")):
+    if report.has_set_metric:
         # The expected score may be far too low for a metric over a set, so a higher measured score suffices.
         returned_score = max(returned_score, report.comparison.chosen)
     names = []

@@ -211,7 +211,8 @@ class TestChoice:
             [original, best], range(20, 40), observed(scores), model, min_probability=None
         )
         gain = decision.results[1].gain
-        assert gain.probability <= paired_probability([1.0] * num_won + [0.0] * 34)
+        differences = [float(number < num_won) for number in range(34 + num_won)]
+        assert gain.probability <= paired_probability(differences)
         assert (gain.worse < 1.0 - gain.probability) == bool(num_won)
         assert decision.candidate == (best if num_won else original)
 
