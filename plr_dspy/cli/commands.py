@@ -84,10 +84,9 @@ def _exit_code(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> None:
     if args.command == "report":
-        from plr_dspy.cli.reports import details_in_options
         from plr_dspy.report.report import Report
 
-        show(details_in_options(Report.load(args.path), args))
+        show(Report.load(args.path).details())
         return
     from plr_dspy.cli import compiling
 

@@ -19,7 +19,6 @@ import dspy
 from plr_dspy.cli.examples import read_examples
 from plr_dspy.cli.fixes import in_options
 from plr_dspy.cli.output import show
-from plr_dspy.cli.reports import details_in_options
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.evaluation import evaluate_programs
 from plr_dspy.labels.outputs import label_output
@@ -73,7 +72,7 @@ def run_compile(args: argparse.Namespace) -> None:
             if optimizer.report is not None:
                 if args.report is not None:
                     optimizer.report.save(args.report)
-                show(details_in_options(optimizer.report, args))
+                show(optimizer.report.details())
     show(
         f"saved in {args.out}; to load the program in Python: plr_dspy.load_program(student, {str(args.out)!r})"
     )
@@ -147,7 +146,7 @@ def run_choose(args: argparse.Namespace) -> None:
         choice.report.save(args.report)
     if args.out is not None:
         choice.program.save(args.out)
-    show(details_in_options(choice.report, args))
+    show(choice.report.details())
     show(f"chosen: {choice.name}")
     if args.out is not None:
         show(f"saved in {args.out}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plr_dspy.report.formats import Advice, listed
+from plr_dspy.report.formats import listed
 from plr_dspy.report.schema import Alternative, Candidate, Comparison, ReportData
 
 MAX_NAMED = 10  # maximum number of labels to name
@@ -26,7 +26,7 @@ def is_no_better(report: ReportData, score: float, baseline: Alternative) -> boo
 def how_to_calibrate(report: ReportData) -> Iterator[str]:
     """Recommend calibration without a search if `calibrate` was set, but the returned program is uncalibrated."""
     if report.settings.get("calibrate") and not report.is_calibrated:
-        yield Advice(
+        yield (
             f"{optimizer_that_calibrates(report)} calibrates your program, or random demos, without a search: compare "
             "the results with evaluate_programs"
         )

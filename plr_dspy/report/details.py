@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plr_dspy.report.claims import scores_of_finalists
-from plr_dspy.report.formats import Advice, count, one_line, price, score_of, score_text, table, unread_note
+from plr_dspy.report.formats import count, one_line, price, score_of, score_text, table, unread_note
 from plr_dspy.report.prompts import InstructionReport, SlotReport
 from plr_dspy.report.scarce_classes import BOOTSTRAPPED
 from plr_dspy.report.schema import Comparison, ReportData
@@ -61,7 +61,7 @@ def _maybe_truncated_replies(report: ReportData) -> Iterator[str]:
     """State how many of each program's replies may have been cut off."""
     for name, state in programs_by_name(report).items():
         if state.num_maybe_truncated:
-            yield Advice(
+            yield (
                 f"{state.num_maybe_truncated} of {state.num_calls} replies of {name} may have been cut off at "
                 "max_tokens, but this is unknown without DSPy's history: set disable_history=False in dspy.settings, "
                 "or pass max_tokens to the language model"

@@ -10,15 +10,6 @@ from plr_dspy.report.schema import Alternative, FrontEntry
 TEXT_WIDTH = 100  # maximum number of characters shown per instruction
 
 
-class Advice(str):
-    """A line of a report that names Python arguments or functions.
-
-    On the command line, `plr_dspy.cli.fixes` replaces these names with options.
-    """
-
-    __slots__ = ()
-
-
 def count(number: int, noun: str) -> str:
     """Format a number and a noun, such as "3 demos"."""
     if number == 1:

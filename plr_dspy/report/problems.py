@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from plr_dspy.report.formats import Advice
 from plr_dspy.report.schema import ProgramState, ReportData
 from plr_dspy.report.stop import StopReason
 
@@ -47,7 +46,7 @@ def _truncated_replies(programs: Mapping[str, ProgramState]) -> Iterator[str]:
     for name, state in programs.items():
         if _are_many(state.num_truncated, state):
             percent = 100 * state.num_truncated / state.num_calls
-            yield Advice(
+            yield (
                 f"{state.num_truncated} of {state.num_calls} replies of {name} were cut off at max_tokens "
                 f"({percent:.0f}%): increase the language model's max_tokens"
             )
@@ -57,7 +56,7 @@ def _long_prompts(report: ReportData) -> Iterator[str]:
     """Warn if many prompts exceeded the model's context length."""
     number = sum(error.count for error in report.errors if error.type == TOO_LONG)
     if number and number >= MANY_UNREAD * report.program_calls["total"]:
-        yield Advice(
+        yield (
             f"{number} of {report.program_calls['total']} prompts exceeded the model's context length and count as "
             "wrong: use fewer demos, or increase the server's context length and compile again with the same log_dir "
             "and accept_changes=True"
@@ -71,7 +70,7 @@ def _unusable_proposals(report: ReportData) -> Iterator[str]:
     texts = [text for part in report.instructions for text in (*part.alternatives, *part.dropped)]
     reasons = dict.fromkeys(text.reason for text in texts if text.origin.startswith(PROPOSED))
     if "" not in reasons:
-        yield Advice(
+        yield (
             f"no proposed instruction could be used ({'; '.join(reasons) or 'none was proposed'}): try another "
             "prompt_model, or pass instructions as a list"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plr_dspy.report.formats import Advice, listed
+from plr_dspy.report.formats import listed
 from plr_dspy.report.rules import MAX_ATTEMPTS
 from plr_dspy.report.schema import ReportData
 
@@ -16,7 +16,7 @@ def scarce_classes(report: ReportData) -> Iterator[str]:
     """Name the classes with fewer demos than `min_per_class`, and say how to get more demos."""
     for predictor, numbers in report.scarce_classes.items():
         names = listed((f"{label!r} ({number})" for label, number in numbers.items()), MAX_CLASSES)
-        yield Advice(
+        yield (
             f"predictor {predictor!r} has fewer than min_per_class={report.settings['min_per_class']} candidate demos "
             f"for {names}: {_how_to_add_demos(report, predictor)}"
         )

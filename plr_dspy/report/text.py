@@ -15,7 +15,6 @@ from plr_dspy.report.claims import (
     unseen_labels,
 )
 from plr_dspy.report.formats import (
-    Advice,
     count,
     dollars,
     one_line,
@@ -91,7 +90,7 @@ def summary(report: ReportData) -> Iterator[str]:
         text = "save the program with program.save, and load it with plr_dspy.load_program"
         if report.returned.name:
             text += f" and a program built like {report.returned.name!r}"
-        yield Advice(text)
+        yield text
 
 
 def programs_by_name(report: ReportData) -> dict[str, ProgramState]:
@@ -233,7 +232,7 @@ def _verdict(report: ReportData) -> Iterator[str]:
         text = f"nothing was compared with {name_of_student(report)}, so the gain is not known"
         if report.stop_reason is StopReason.NO_CALLS:
             text += ": to measure it, score both programs on other examples with evaluate_programs"
-        yield Advice(text)
+        yield text
         yield from _advice(report)
     else:
         yield from _why_search_result_was_rejected(report)
@@ -250,9 +249,9 @@ def _why_nothing_is_returned(report: ReportData) -> Iterator[str]:
         yield "the run did not finish, so no program was chosen"
     else:
         best = "your program" if report.original_stays else "the best program so far"
-        yield Advice(f"the run did not finish, so nothing was returned; optimizer.best_program is {best}")
+        yield f"the run did not finish, so nothing was returned; optimizer.best_program is {best}"
     if report.stop_reason is not StopReason.UNREADABLE:
-        yield Advice("if log_dir is set, repeat the run with the same arguments to resume it")
+        yield "if log_dir is set, repeat the run with the same arguments to resume it"
 
 
 def _may_be_chance(comparison: Comparison) -> bool:
@@ -337,9 +336,7 @@ def _advice(report: ReportData) -> Iterator[str]:
     if report.stop_reason is StopReason.DECIDED:
         # The race ended before the budget was used up, so a larger budget would not help.
         if _best_other(report) is not None:
-            yield Advice(
-                "for a narrower interval, score the programs on other examples with evaluate_programs"
-            )
+            yield "for a narrower interval, score the programs on other examples with evaluate_programs"
         return
     num_selection = settings.get("num_selection", 0)
     racing = settings.get("racing")
@@ -352,16 +349,16 @@ def _advice(report: ReportData) -> Iterator[str]:
                 ": check that the metric compares the right fields, and check with dspy.inspect_history() that the "
                 "demos reach the model; if both are true, the demos may not matter"
             )
-        yield Advice(text)
+        yield text
         return
     num_usable = settings.get("num_train", 0) + num_selection
     budget = settings.get("max_metric_calls") or 0
     is_enough = evidence.num_compared >= ENOUGH_COMPARED * num_usable
     if is_enough or not racing or budget >= settings.get("most_useful_calls", math.inf):
-        yield Advice(MORE_EXAMPLES)
+        yield MORE_EXAMPLES
     else:
         limit = LIMITS.get(report.stop_reason, "max_metric_calls")
-        yield Advice(f"a larger budget ({limit}) would reduce the uncertainty")
+        yield f"a larger budget ({limit}) would reduce the uncertainty"
 
 
 def _baselines_not_beaten(report: ReportData) -> Iterator[str]:
@@ -393,7 +390,7 @@ def _similar_demos(report: ReportData) -> Iterator[str]:
     max_demos = report.settings.get("max_demos")
     if max_demos != DEFAULT_MAX_DEMOS:
         arguments += f", max_demos={max_demos}"
-    yield Advice(
+    yield (
         f"{report.vote.name}, does better than {_name_of_result(report)}, probably not by chance: try "
         f"PLFewShot({arguments}), which shows the examples that are most similar to each input, and needs no calls "
         "to compile"
@@ -433,7 +430,7 @@ def _calibration(report: ReportData) -> Iterator[str]:
         score = f"if calibrated, your program is expected to score {calibrated_score:.3f}"
         # `calibrate=True` cannot be combined with `programs`.
         argument = "" if report.programs else ", or calibrate=True"
-        yield Advice(f"{score}: use {optimizer_that_calibrates(report)}{argument}")
+        yield f"{score}: use {optimizer_that_calibrates(report)}{argument}"
 
 
 def _cheaper_prompt(report: ReportData) -> Iterator[str]:
@@ -445,7 +442,7 @@ def _cheaper_prompt(report: ReportData) -> Iterator[str]:
     is_much_cheaper = cheapest.prompt_tokens <= MUCH_CHEAPER * returned.prompt_tokens
     if not is_much_cheaper or cheapest.num_examples < ENOUGH_SCORED:
         return
-    yield Advice(
+    yield (
         f"a cheaper prompt is probably as good, within {AS_GOOD}: {cheapest.name} ({price(cheapest)} instead of "
         f"{price(returned)}); build it: optimizer.program_with(within={AS_GOOD})"
     )
