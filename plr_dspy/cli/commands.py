@@ -6,12 +6,10 @@ This module imports no slow packages, so that --help is fast.
 import argparse
 import io
 import logging
-import math
 import os
 import re
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -140,12 +138,6 @@ def _new_file(text: str) -> Path:
     return path
 
 
-def _folder(text: str) -> Path:
-    if not text:
-        raise argparse.ArgumentTypeError("the path is empty: pass the path of a folder")
-    return Path(text)
-
-
 def _model_name(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("the name is empty: pass a name such as openai/gpt-4o-mini")
@@ -156,34 +148,13 @@ def _model_name(text: str) -> str:
     return text
 
 
-def _whole_number(text: str, *, least: int) -> int:
-    error = argparse.ArgumentTypeError(
-        f"must be a whole number of at least {least}; got {text!r}: pass {least} or a larger number"
-    )
-    try:
-        number = int(text)
-    except ValueError:
-        raise error from None
-    if number < least:
-        raise error
-    return number
-
-
-_count = partial(_whole_number, least=1)
-_count_or_zero = partial(_whole_number, least=0)
-
-
-def _amount(text: str) -> float:
-    error = argparse.ArgumentTypeError(
-        f"must be a finite number above 0; got {text!r}: pass a number such as 1.5"
-    )
-    try:
-        number = float(text)
-    except ValueError:
-        raise error from None
-    if not 0 < number < math.inf:
-        raise error
-    return number
+def _max_tokens(text: str) -> int:
+    """Return the value of --max-tokens. Check it here, because the language model would not."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number of at least 1; got {text!r}: pass a number such as 1000"
+        )
+    return int(text)
 
 
 def _new_program(text: str) -> Path:
@@ -222,12 +193,12 @@ OF_PROGRAM: Options = {
     },
     "--api-base": {"help": "address of the model's server"},
     "--api-key-env": {"help": "environment variable that contains the API key"},
-    "--max-tokens": {"type": _count, "help": "maximum number of tokens in an answer"},
+    "--max-tokens": {"type": _max_tokens, "help": "maximum number of tokens in an answer"},
     "--adapter": {
         "choices": ["chat", "json", "plain"],
         "help": "prompt format (default: chat, or plain with --lm local)",
     },
-    "--threads": {"type": _count, "dest": "num_threads", "help": "maximum number of concurrent calls"},
+    "--threads": {"type": int, "dest": "num_threads", "help": "maximum number of concurrent calls"},
 }
 OF_COMPILE: Options = {
     "--metric": {"required": True, "help": METRIC},
@@ -254,17 +225,14 @@ OF_COMPILE: Options = {
         "help": "calibrate answers before they are scored, and save a calibrated program",
     },
     "--select": {"nargs": "?", "const": "fixed", "choices": ["fixed", "auto", "retrieved"], "help": SELECT},
-    "--max-demos": {
-        "type": _count,
-        "help": "with --select: maximum number of demos per predictor (default: 8)",
-    },
+    "--max-demos": {"type": int, "help": "with --select: maximum number of demos per predictor (default: 8)"},
     "--instructions": {"nargs": "+", "metavar": "TEXT", "help": INSTRUCTIONS},
     "--prompt-model": {
         "help": "with --instructions propose: litellm name of the model that writes the instructions (default: --lm). "
         "The API key of this model is read from the provider's environment variable"
     },
     "--num-instructions": {
-        "type": _count,
+        "type": int,
         "help": "with --instructions propose: number of instructions to propose for each predictor before the search "
         "(default: 6)",
     },
@@ -275,21 +243,18 @@ OF_COMPILE: Options = {
         "FILE.py:NAME",
     },
     "--min-per-class": {
-        "type": _count,
+        "type": int,
         "help": "with --select: minimum number of demos for each class of answers, such as a label (default: none)",
     },
     "--max-calls": {
-        "type": _count_or_zero,
+        "type": int,
         "dest": "max_metric_calls",
         "help": "maximum number of program calls; overrides --auto",
     },
-    "--max-seconds": {"type": _amount, "help": "number of seconds after which no new call starts"},
-    "--max-cost": {"type": _amount, "help": "maximum cost in US dollars, at litellm's list prices"},
-    "--seed": {"type": _count_or_zero, "default": 0, "help": "random seed (default: 0)"},
-    "--log-dir": {
-        "type": _folder,
-        "help": "folder that stores finished calls, so that an interrupted run can be resumed",
-    },
+    "--max-seconds": {"type": float, "help": "number of seconds after which no new call starts"},
+    "--max-cost": {"type": float, "help": "maximum cost in US dollars, at litellm's list prices"},
+    "--seed": {"type": int, "default": 0, "help": "random seed (default: 0)"},
+    "--log-dir": {"help": "folder that stores finished calls, so that an interrupted run can be resumed"},
     "--accept-changes": {
         "action": "store_true",
         "help": "reuse the calls in --log-dir even if code or arguments have changed. Pass this only if the logged "
@@ -323,7 +288,7 @@ OF_CHOOSE: Options = {
     **{name: OF_COMPILE[name] for name in ("--metric", *SHARED, "--accept-changes")},
     "--val": {"type": _data, "help": "more examples, used in the same way as --train"},
     "--max-calls": {
-        "type": _count_or_zero,
+        "type": int,
         "dest": "max_metric_calls",
         "help": "maximum number of program calls (default: unlimited)",
     },

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import dspy
@@ -293,50 +292,26 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _named_object(reference: str, *, others: str = "") -> Any:
-    """Import the object that a reference names.
+    """Import the object that a reference names. Its file may import modules from its own folder.
 
     `others` describes other valid references, and is added to error messages.
     """
     place, _, name = reference.rpartition(":")
-    file = reference.removesuffix(":")
-    if file.endswith(".py"):
-        raise UserError(f"{file} names a file, but no object in it: pass {file}:NAME{others}")
-    if not place or not name:
-        raise UserError(
-            f"{reference} does not name an object in a file or module: pass FILE.py:NAME or MODULE:NAME{others}"
-        )
+    file = Path(place).resolve() if place.endswith(".py") else None
+    module_name = place if file is None else file.stem
+    if module_name not in sys.modules:
+        sys.path.insert(0, str(Path.cwd() if file is None else file.parent))
     try:
-        module = _module(place)
-        if hasattr(module, name):
-            return getattr(module, name)
-    except UserError:
-        raise
+        module = importlib.import_module(module_name)
+        imported_file = str(getattr(module, "__file__", None))  # Built-in modules have no file.
+        if file is not None and Path(imported_file).resolve() != file:
+            raise ImportError(f"another module is also called {module_name}, so rename the file")
+        return getattr(module, name)
     except (Exception, SystemExit) as error:  # Importing and a module's __getattr__ run the user's code.
         raise UserError(
             f"{reference} cannot be loaded ({type(error).__name__}: {error}): pass FILE.py:NAME or MODULE:NAME"
             f"{others}, and check that Python can import the file or module"
         ) from error
-    raise UserError(f"{place} has no object {name!r}: pass {place}:NAME with the name of an object in it")
-
-
-def _module(place: str) -> ModuleType:
-    """Import a module by its name or its file. The file may import modules from its own folder."""
-    if not place.endswith(".py"):
-        if place not in sys.modules:
-            sys.path.insert(0, str(Path.cwd()))
-        return importlib.import_module(place)
-    path = Path(place).resolve()
-    if not path.is_file():
-        raise UserError(f"file not found: {place}: pass the path of an existing file")
-    if path.stem not in sys.modules:
-        sys.path.insert(0, str(path.parent))
-    module = importlib.import_module(path.stem)
-    file = getattr(module, "__file__", None)  # Built-in modules have no file.
-    if file is None or Path(file).resolve() != path:
-        raise UserError(
-            f"{place} cannot be loaded, because another module is also called {path.stem}: rename the file"
-        )
-    return module
 
 
 def _named_program(reference: str, *, others: str = "") -> dspy.Module:
