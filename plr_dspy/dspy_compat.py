@@ -6,8 +6,6 @@ Look here first if a new version of DSPy breaks this package.
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from contextvars import ContextVar
-from dataclasses import dataclass
 from traceback import walk_tb
 from typing import Any, TypeAlias
 
@@ -161,41 +159,19 @@ def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
             )
 
 
-@dataclass
-class _Reply:
-    """The maximum and the actual number of tokens in the current LM call's reply. None if unknown."""
-
-    max_tokens: int | None
-    num_tokens: int | None = None
-
-
-_reply: ContextVar[_Reply | None] = ContextVar("plr_dspy_reply", default=None)
-
-
-def note_reply_tokens(usage: Mapping[str, Any]) -> None:
-    """Record the number of tokens in the current LM call's reply, if a `TruncationCounter` observes the call."""
-    reply = _reply.get()
-    if reply is not None:
-        reply.num_tokens = usage.get("completion_tokens")
-
-
-class TruncationCounter(BaseCallback):  # type: ignore[misc]
+class TruncationCounter:
     """A counter of truncated replies.
 
     Make the LM calls in a context with `caller_modules=[counter]`. DSPy appends each call to the
-    histories of its callers. The counter serves as its own history, but stores no entries. If
-    DSPy's history is disabled, also pass `callbacks=[counter]`. In this case, replies with at
-    least `max_tokens` tokens are assumed to be truncated.
+    histories of its callers, unless its history is disabled. The counter serves as its own
+    history, but stores no entries.
 
     Attributes:
         num_truncated: Number of truncated replies.
-        num_unknown: Number of replies that may be truncated. For these replies, DSPy's history is
-            disabled, and `max_tokens` or the number of tokens is unknown.
     """
 
     def __init__(self) -> None:
         self.num_truncated = 0
-        self.num_unknown = 0
         self.history = self
 
     def __len__(self) -> int:
@@ -212,25 +188,6 @@ class TruncationCounter(BaseCallback):  # type: ignore[misc]
             # DSPy's own engines return one reply, but litellm returns a list of choices.
             choices = getattr(reply, "choices", None) or [reply]
             self.num_truncated += any(getattr(choice, "finish_reason", "") == "length" for choice in choices)
-
-    def on_lm_start(self, call_id: str, instance: Any, inputs: Mapping[str, Any]) -> None:
-        """Record the maximum number of tokens in the reply."""
-        options = {**getattr(instance, "kwargs", {}), **(inputs.get("kwargs") or {})}
-        max_tokens = options.get("max_tokens") or options.get("max_completion_tokens")
-        if max_tokens is not None:
-            max_tokens *= options.get("n") or 1
-        _reply.set(_Reply(max_tokens))
-
-    def on_lm_end(self, call_id: str, outputs: object, exception: BaseException | None = None) -> None:
-        """Count the reply if it was truncated, or if it is unknown whether it was truncated."""
-        reply = _reply.get()
-        _reply.set(None)
-        if reply is None or exception is not None:
-            return
-        if reply.max_tokens is None or reply.num_tokens is None:
-            self.num_unknown += 1
-        else:
-            self.num_truncated += reply.num_tokens >= reply.max_tokens
 
 
 def drop_from_memory_cache(calls: Iterable[Call]) -> None:

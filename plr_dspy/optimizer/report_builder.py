@@ -210,7 +210,6 @@ def _program_state(
         num_failed=sum(bool(record.error) for record in records),
         num_unread=num_unread(evaluator, ordering, calibrated=calibrated),
         num_truncated=sum(record.is_truncated is True for record in records),
-        num_maybe_truncated=sum(record.is_truncated is None for record in records),
     )
 
 

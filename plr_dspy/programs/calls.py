@@ -18,7 +18,6 @@ from plr_dspy.dspy_compat import (
     TruncationCounter,
     UsageTracker,
     current_adapter,
-    note_reply_tokens,
 )
 from plr_dspy.errors import FatalLMError, MissingFieldError, UserError
 from plr_dspy.metrics.by_example import SHOWN, Metric, as_score, metric_caller
@@ -154,10 +153,7 @@ def _truncation_counting() -> dict[str, list[Any]]:
     counter = dspy.settings.get("plr_dspy_truncated")
     if counter is None:
         return {}
-    settings = {"caller_modules": [*(dspy.settings.caller_modules or []), counter]}
-    if dspy.settings.disable_history:
-        settings["callbacks"] = [*(dspy.settings.callbacks or []), counter]
-    return settings
+    return {"caller_modules": [*(dspy.settings.caller_modules or []), counter]}
 
 
 def error_name(error: BaseException) -> str:
@@ -335,8 +331,8 @@ class ProgramEvaluator:
             record, failure = self._record_of_call(program, example)
         if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
-        if replies.num_truncated or replies.num_unknown:
-            record = replace(record, is_truncated=True if replies.num_truncated else None)
+        if replies.num_truncated:
+            record = replace(record, is_truncated=True)
         return FinishedCall(record, usage.counts(), failure)
 
     def _record_of_call(self, program: Any, example: int) -> tuple[CallRecord, BaseException | None]:
@@ -417,7 +413,6 @@ class Usage(UsageTracker):
         return self
 
     def add_usage(self, lm: str, usage_entry: dict[str, Any]) -> None:
-        note_reply_tokens(usage_entry)
         has_usage = usage_entry.get("prompt_tokens") or usage_entry.get("completion_tokens")
         with self._lock:
             super().add_usage(lm, usage_entry if has_usage else {UNCOUNTED: 1})

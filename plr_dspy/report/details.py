@@ -9,7 +9,7 @@ from plr_dspy.report.formats import count, one_line, price, score_of, score_text
 from plr_dspy.report.prompts import InstructionReport, SlotReport
 from plr_dspy.report.scarce_classes import BOOTSTRAPPED
 from plr_dspy.report.schema import Comparison, ReportData
-from plr_dspy.report.text import name_of_student, programs_by_name, summary
+from plr_dspy.report.text import name_of_student, summary
 
 FIELD_WIDTH = 40  # maximum number of characters shown per field
 
@@ -51,21 +51,9 @@ def details(report: ReportData) -> Iterator[str]:
             "prompt tokens of scoring calls that would not be cached if a cache held only the previous prompt: about "
             f"{report.new_prompt_tokens:,}"
         )
-    yield from _maybe_truncated_replies(report)
     for error in report.errors:
         calls = count(error.count, "call")
         yield f"{calls} {error.outcome}: {error.type}: {error.message} ({', '.join(error.examples)})"
-
-
-def _maybe_truncated_replies(report: ReportData) -> Iterator[str]:
-    """State how many of each program's replies may have been cut off."""
-    for name, state in programs_by_name(report).items():
-        if state.num_maybe_truncated:
-            yield (
-                f"{state.num_maybe_truncated} of {state.num_calls} replies of {name} may have been cut off at "
-                "max_tokens, but this is unknown without DSPy's history: set disable_history=False in dspy.settings, "
-                "or pass max_tokens to the language model"
-            )
 
 
 def _settings(report: ReportData) -> Iterator[str]:

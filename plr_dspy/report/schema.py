@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import BeforeValidator, ConfigDict, PlainSerializer
 
 from plr_dspy.report.part import Part
 from plr_dspy.report.prompts import InstructionReport, ProposalReport, RetrievalReport, SlotReport
 from plr_dspy.report.stop import StopReason
 
-SCHEMA_VERSION: Literal[24] = 24  # version of the JSON format
-# Versions of the format that can be loaded. Fields that the older version lacks have defaults.
-READABLE_VERSIONS = (23, 24)
+SCHEMA_VERSION: Literal[25] = 25  # version of the JSON format
+# Versions of the format that can be loaded. Fields that older versions lack have defaults.
+READABLE_VERSIONS = (23, 24, 25)
 
 # Reports call a prompt as good as the returned prompt if its expected score is at most this much lower.
 AS_GOOD = 0.01
@@ -263,11 +263,13 @@ class ProgramState(Part):
         num_failed: Number of calls without a score.
         num_unread: Number of calls with an unparsable reply. If the program is calibrated, replies
             with label probabilities do not count, because their likeliest label is the answer.
-        num_truncated: Number of replies that were cut off at `max_tokens`.
-        num_maybe_truncated: Number of other replies that may have been cut off. For these replies,
-            DSPy's history was disabled, and `max_tokens` or the number of tokens was unknown.
+        num_truncated: Number of replies that were cut off at `max_tokens`. It is 0 if DSPy's history
+            was disabled.
         name: The program's name in `programs`, or an empty string for all other programs.
     """
+
+    # Ignore num_maybe_truncated, which versions before 25 have.
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     num_demos: int
     demo_tokens: int | None
@@ -276,7 +278,6 @@ class ProgramState(Part):
     num_failed: int
     num_unread: int = 0
     num_truncated: int = 0
-    num_maybe_truncated: int = 0
     name: str = ""
 
 
@@ -364,7 +365,7 @@ class ReportData(Part):
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: Annotated[Literal[24], BeforeValidator(_current_if_readable)] = SCHEMA_VERSION
+    schema_version: Annotated[Literal[25], BeforeValidator(_current_if_readable)] = SCHEMA_VERSION
     front: list[FrontEntry] = []
     programs: list[Alternative] = []
     instructions: list[InstructionReport] = []

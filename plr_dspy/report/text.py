@@ -68,7 +68,7 @@ def result(report: ReportData) -> str:
 
 def summary(report: ReportData) -> Iterator[str]:
     """Yield the lines of `print(report)`."""
-    yield from problems(report, programs_by_name(report))
+    yield from problems(report, _programs_by_name(report))
     yield _header(report)
     yield from _scores(report)
     yield from _programs(report)
@@ -93,7 +93,7 @@ def summary(report: ReportData) -> Iterator[str]:
         yield text
 
 
-def programs_by_name(report: ReportData) -> dict[str, ProgramState]:
+def _programs_by_name(report: ReportData) -> dict[str, ProgramState]:
     """Return the student and, if it differs, the returned program, keyed by their names in the text."""
     programs = {name_of_student(report): report.original}
     if not report.original_stays:
