@@ -29,7 +29,6 @@ def load_program(
     student: dspy.Module,
     path: str | Path,
     *,
-    allow_pickle: bool = False,
     allow_unsafe_lm_state: bool = False,
     embedder: dspy.Embedder | None = None,
 ) -> dspy.Module:
@@ -37,9 +36,7 @@ def load_program(
 
     Args:
         student: A new instance of the program that was compiled. The student is not modified.
-        path: The JSON or pickle (.pkl) file.
-        allow_pickle: Whether to load pickles. They can run any code, so pass True only for
-            files that you trust.
+        path: The JSON file. Pickles are not loaded, because they can run any code.
         allow_unsafe_lm_state: Whether to use the language models' endpoints that the file
             contains, as in ``dspy.Module.load``.
         embedder: The embedder of a program that retrieves demos. Loading does not call it.
@@ -50,11 +47,10 @@ def load_program(
     Raises:
         OSError: If the file cannot be read.
         TypeError: If `student` is not a DSPy program, or `path` is not path-like.
-        ValueError: If the file is not a saved program, does not fit the student, or is a
-            pickle although `allow_pickle` is False.
+        ValueError: If the file is not a program saved as JSON, or does not fit the student.
     """
     check_module(student, "student", fix="pass a new instance of the program that was compiled")
-    state = saved_state(path, allow_pickle=allow_pickle)
+    state = saved_state(path)
     if isinstance(student, CalibratedProgram) and "calibration" not in state:
         raise UserError(
             f"{path} must hold a calibrated program, because the student is calibrated; got an uncalibrated program: "

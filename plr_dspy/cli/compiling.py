@@ -31,7 +31,7 @@ from plr_dspy.optimizer.choosing import choose_program
 from plr_dspy.optimizer.estimating import estimate
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
-from plr_dspy.programs.checks import PICKLE, json_obstacle
+from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.programs.copying import ProgramFactory
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
@@ -172,7 +172,7 @@ def _other_programs(args: argparse.Namespace, student: dspy.Module) -> dict[str,
     for reference in args.programs:
         if reference == args.program or reference in programs:
             raise UserError(f"the programs must be distinct; got {reference!r} twice: pass each program once")
-        if Path(reference).suffix in (".json", PICKLE):
+        if Path(reference).suffix == ".json":
             if not Path(reference).is_file():
                 raise UserError(
                     f"file not found: {reference}: pass the path of a program saved with program.save"

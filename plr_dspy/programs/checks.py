@@ -4,7 +4,6 @@ import difflib
 import inspect
 import logging
 import os
-import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,8 +36,6 @@ from plr_dspy.programs.hidden_demos import warn_of_hidden_demos
 from plr_dspy.report.formats import one_line
 
 logger = logging.getLogger(__name__)
-
-PICKLE = ".pkl"  # suffix of pickle files; loading a pickle can run code
 
 
 def _as_folder(value: object) -> Path:
@@ -336,24 +333,19 @@ def warn_of_json_obstacle(program: dspy.Module) -> None:
         )
 
 
-def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
-    """Return the state in a file that `program.save` wrote. Reject pickles unless `allow_pickle` is True."""
+def saved_state(path: str | Path) -> dict[str, Any]:
+    """Return the state in a JSON file that `program.save` wrote."""
     path = Path(path)
-    if path.suffix not in (".json", PICKLE):
+    if path.suffix != ".json":
         raise UserError(
-            f"path must end in .json or .pkl; got {str(path)!r}: save the program with program.save('x.json'), or "
-            "load it with dspy.load if it was saved with save_program=True"
-        )
-    if path.suffix == PICKLE and not allow_pickle:
-        raise UserError(
-            f"{path} is a pickle, and loading a pickle can run code: pass allow_pickle=True if you trust the file, "
-            "or save the program as JSON with program.save('program.json')"
+            f"path must end in .json; got {str(path)!r}: save the program with program.save('x.json'). If it was saved "
+            "in another way, load it with DSPy (student.load or dspy.load), and use the loaded program itself."
         )
     content = path.read_bytes()
     try:
-        state: dict[str, Any] = pickle.loads(content) if path.suffix == PICKLE else orjson.loads(content)
+        state: dict[str, Any] = orjson.loads(content)
         del state["metadata"]
-    except Exception as error:  # Unpickling may raise any exception.
+    except (LookupError, TypeError, ValueError) as error:
         fix = "pass a file that program.save('x.json') wrote"
         raise UserError(f"{path} holds no saved program ({type(error).__name__}: {error}): {fix}") from error
     return state

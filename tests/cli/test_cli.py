@@ -614,7 +614,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
             compile_arguments("--demos", "saved.json", program="reviews_app.py:calibrated"),
             "got an uncalibrated program: pass student.program",
         ),
-        (compile_arguments("--demos", "demos.pkl"), "loading a pickle can run code"),
+        (compile_arguments("--demos", "demos.pkl"), "path must end in .json; got 'demos.pkl'"),
         (
             compile_arguments("--select", "--min-per-class", "20", "--max-demos", "40", "--max-calls", "99"),
             "reduce or omit --min-per-class 20, for which 24 examples become demos",

@@ -188,7 +188,8 @@ class TestFiles:
             ("x.json", "", "holds no saved program"),
             ("x.json", "[]", "holds no saved program"),
             ("x.json", '{"schema_version": 3}', "holds no saved program"),
-            ("x.pkl", "", "is a pickle"),
+            ("x.pkl", "", r"path must end in \.json; got .*x\.pkl': save the program with program\.save"),
+            ("x", "", r"path must end in \.json"),
         ],
     )
     def test_without_a_program(self, tmp_path, name, text, match):

@@ -362,8 +362,9 @@ def test_demos_that_json_cannot_store_cause_a_warning(engine, caplog, tmp_path, 
     assert said in warnings[0]
     with pytest.raises(RuntimeError):
         result.save(tmp_path / "x.json")
-    result.save(tmp_path / "x.pkl")
     reorder.report.save(tmp_path / "report.json")
+    result.save(tmp_path / "whole", save_program=True)
+    assert str(dspy.load(tmp_path / "whole", allow_pickle=True).demos) == str(result.demos)
 
 
 def test_an_unwritable_log_dir_is_rejected(engine, tmp_path):
