@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, TypeAlias
@@ -69,45 +69,6 @@ class NearestDemos:
         return text
 
 
-def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
-    """Return the TF-IDF vectors ``[n, d]`` of texts, and a function that compares a string with all texts.
-
-    The function returns the string's cosine similarities to the texts, ``[n]``.
-    """
-    # Import late, because this import loads pandas and takes a second.
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    vectorizer = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2))
-    try:
-        vectorizer.fit(texts)
-    except ValueError:
-        # The texts contain no words. Any vocabulary will do, because all vectors will be 0.
-        vectorizer.fit(["none"])
-    vectors = vectorizer.transform(texts)
-    return vectors, WordSimilarity(vectorizer, vectors, {text: row for row, text in enumerate(texts)})
-
-
-class WordSimilarity:
-    """A callable that returns a string's cosine similarities to texts, ``[n]``. It can be pickled.
-
-    Args:
-        vectorizer: A fitted `TfidfVectorizer`.
-        vectors: The vectors of the texts, as a sparse matrix ``[n, words]``.
-        rows: The index of each text.
-    """
-
-    def __init__(self, vectorizer: Any, vectors: Any, rows: dict[str, int]) -> None:
-        self._vectorizer = vectorizer
-        self._vectors = vectors
-        self._by_word = vectors.T.tocsr()
-        self._rows = rows
-
-    def __call__(self, text: str) -> Array:
-        row = self._rows.get(text)
-        vector = self._vectorizer.transform([text]) if row is None else self._vectors[row]
-        return np.asarray((vector @ self._by_word).toarray()[0])
-
-
 class Pool:
     """The demos that a predictor can retrieve, searchable by similarity to the inputs of a call.
 
@@ -145,7 +106,11 @@ class Pool:
         texts = [_text_of(row, self.names) for row in rows]
         self._known: dict[str, Array] = {} if known is None else known
         if embedder is None:
-            self.vectors, self._cosines = word_vectors(texts)
+            self._vectorizer = _fitted_vectorizer(texts)
+            self.vectors = self._vectorizer.transform(texts)
+            self._vectors_by_word = self.vectors.T.tocsr()
+            self._rows = {text: row for row, text in enumerate(texts)}
+            self._cosines = self._cosines_by_words
             return
         if vectors is not None:
             self._known.update(zip(texts, np.asarray(vectors, float), strict=True))
@@ -231,6 +196,12 @@ class Pool:
         nearest = list(islice(allowed, number))
         return nearest, cosines[nearest]
 
+    def _cosines_by_words(self, text: str) -> Array:
+        """Return the cosine similarities of a text's TF-IDF vector to those of the demos."""
+        row = self._rows.get(text)
+        vector = self._vectorizer.transform([text]) if row is None else self.vectors[row]
+        return np.asarray((vector @ self._vectors_by_word).toarray()[0])
+
     def _cosines_by_embedder(self, text: str) -> Array:
         vector = self._known.get(text)
         if vector is None:
@@ -260,6 +231,19 @@ class Pool:
     def __deepcopy__(self, memo: Any) -> Pool:
         """Return the pool itself, so that copies of a program share the pool."""
         return self
+
+
+def _fitted_vectorizer(texts: Sequence[str]) -> Any:
+    """Return a `TfidfVectorizer` that is fitted to texts."""
+    # Import late, because this import loads pandas and takes a second.
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2))
+    try:
+        return vectorizer.fit(texts)
+    except ValueError:
+        # The texts contain no words. Any vocabulary will do, because all vectors will be 0.
+        return vectorizer.fit(["none"])
 
 
 def _text_of(fields: Fields, names: Sequence[str]) -> str:
