@@ -27,7 +27,7 @@ from plr_dspy.programs.calls import MetricWork, calls_on
 from plr_dspy.programs.checks import Checked, Flag, Folder, arguments, check_given, check_module, short_repr
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.rivals import Programs, Rival, named_programs
-from plr_dspy.programs.slots import ProgramSlots
+from plr_dspy.programs.slots import WholeProgramSlots
 from plr_dspy.programs.splits import Examples
 from plr_dspy.report.evaluations import ConstantScore, Evaluation, Evaluations, ProgramScore
 from plr_dspy.runtime import progress_bar
@@ -120,9 +120,9 @@ def evaluate_programs(
         log_dir=log_dir,
         accept_changes=accept_changes,
     )
-    runs = [_ProgramRun(rival.name, _called(rival, examples), metrics, examples) for rival in rivals]
-    # Log calls under the programs' digests, because names may change between evaluations.
-    _make_calls(runs, [rival.digest for rival in rivals], partial(_identity, metrics, examples), options)
+    _warn_of_identical_programs(rivals)
+    runs = [_ProgramRun(rival, metrics, examples) for rival in rivals]
+    _make_calls(runs, partial(_identity, metrics, examples), options)
     indices = _examples_without_failure(runs, len(examples))
     answered = [examples[index] for index in indices]
     evaluations = {}
@@ -178,17 +178,6 @@ def _warn_of_shown_examples(programs: Iterable[Rival], examples: Examples) -> No
             )
 
 
-def _called(rival: Rival, examples: Examples) -> dspy.Module:
-    """Return the program to call. It never retrieves the example being scored as a demo.
-
-    If the program may retrieve some of the examples, return a guarded copy. In this copy, threads
-    that do not know the example being scored retrieve no demos.
-    """
-    if rival.leaked(examples, with_retrieved=True):
-        return rival.build(guarded=True)
-    return rival.program
-
-
 @arguments
 class _Options(Checked):
     """The checked arguments that `evaluate_programs` shares with the optimizers."""
@@ -198,23 +187,21 @@ class _Options(Checked):
 
 
 def _make_calls(
-    runs: Sequence[_ProgramRun],
-    digests: Sequence[str],
-    identity: Callable[[], dict[str, object]],
-    options: _Options,
+    runs: Sequence[_ProgramRun], identity: Callable[[], dict[str, object]], options: _Options
 ) -> None:
     """Call each program on each example, or reuse the call from the log of an earlier evaluation.
 
+    Identical programs share their calls.
+
     Args:
         runs: One run for each program.
-        digests: One digest for each program. Programs with equal digests share their calls.
         identity: A function that returns the facts, except the programs, that determine the scores.
         options: Arguments of `evaluate_programs`.
     """
     folder = None if options.log_dir is None else Path(options.log_dir)
     examples = runs[0].examples
-    num_calls = len(set(digests)) * len(examples)
-    first_runs: dict[str, _ProgramRun] = {}
+    num_calls = len({run.rival.digest for run in runs}) * len(examples)
+    slots = WholeProgramSlots([run.rival for run in runs])
     with (
         open_log(folder, identity, accept_changes=options.accept_changes) as log,
         progress_bar(num_calls, display=options.display_progress, title="evaluate") as bar,
@@ -222,19 +209,22 @@ def _make_calls(
         log.repeat_failures()
         log.number_examples([digest(example) for example in examples])
         limits = {"num_threads": options.num_threads, "max_errors": options.max_errors}
-        for run, content in zip(runs, digests, strict=True):
-            first_run = first_runs.setdefault(content, run)
-            if first_run is run:
-                run.call_program(
-                    content, log=log, on_cell=lambda: bar.update(log.num_calls - bar.n), **limits
-                )
-                continue
+        for candidate, run in zip(slots.competing, runs, strict=True):
+            run.call_program(
+                slots, candidate, log=log, on_cell=lambda: bar.update(log.num_calls - bar.n), **limits
+            )
+
+
+def _warn_of_identical_programs(rivals: Sequence[Rival]) -> None:
+    first_names: dict[str, str] = {}
+    for rival in rivals:
+        first_name = first_names.setdefault(rival.digest, rival.name)
+        if first_name != rival.name:
             logger.warning(
                 "programs[%r] is the same program as programs[%r], so both share the same calls",
-                run.name,
-                first_run.name,
+                rival.name,
+                first_name,
             )
-            run.records = first_run.records
 
 
 def _identity(metrics: Mapping[str, Metric], devset: Examples) -> dict[str, object]:
@@ -249,38 +239,27 @@ def _identity(metrics: Mapping[str, Metric], devset: Examples) -> dict[str, obje
     }
 
 
-class _LoggedProgram(ProgramSlots):
-    """A program whose calls are logged under a given key."""
-
-    def __init__(self, program: dspy.Module, key: str) -> None:
-        super().__init__(program)
-        self._key = key
-
-    def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        return self._key
-
-
 class _ProgramRun(MetricWork):
     """A program's calls on the examples, scored with all metrics."""
 
     # The log identifies programs by their content, so it can also hold the calls of changed programs.
     advice_on_changes = "you can change the programs first, but if you change a metric, pass another log_dir"
 
-    def __init__(
-        self, name: str, program: dspy.Module, metrics: Mapping[str, Metric], examples: Examples
-    ) -> None:
+    def __init__(self, rival: Rival, metrics: Mapping[str, Metric], examples: Examples) -> None:
         super().__init__(lambda example, prediction: 0.0, examples)
-        self.name = name
-        self.program = program
+        self.rival = rival
+        self.name = rival.name
+        self.program = rival.program
         self.records: list[CallRecord] = []
         self._metrics = {name: MetricWork(metric, examples) for name, metric in metrics.items()}
         for work in self._metrics.values():
             self.models += work.models
 
-    def call_program(self, key: str, **options: Any) -> None:
+    def call_program(self, slots: WholeProgramSlots, candidate: Candidate, **options: Any) -> None:
         """Call the program on each example. Warn if model errors are scored as incorrect answers."""
-        slots = _LoggedProgram(self.program, key)
-        self.records, _ = calls_on(slots, self, len(self.examples), called="example", **options)
+        self.records, _ = calls_on(
+            slots, self, len(self.examples), candidate=candidate, called="example", **options
+        )
         unread = [record for record in self.records if record.outcome == WRONG]
         errors = [record.error for record in unread if cause_of(record.error) is not None]
         if errors:

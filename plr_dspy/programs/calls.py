@@ -25,7 +25,7 @@ from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_copy
 from plr_dspy.metrics.fields import check_field
 from plr_dspy.programs.copying import language_models
-from plr_dspy.programs.slots import ProgramSlots, PromptSlots
+from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.report.formats import one_line, shorten
 from plr_dspy.report.schema import Signal
 from plr_dspy.runtime import Redactor, interrupts
@@ -450,25 +450,30 @@ def adapter_advice() -> str:
 
 
 def calls_on(
-    slots: ProgramSlots,
+    slots: PromptSlots,
     work: MetricWork,
     number: int,
     *,
     called: str,
+    candidate: Candidate | None = None,
     first: Sequence[int] = (),
     check: Callable[[list[CallRecord]], object] = list,
     **options: Any,
 ) -> tuple[list[CallRecord], Evaluator]:
-    """Call the unmodified program of `slots` on `number` examples. Return the records and the evaluator.
+    """Call a candidate of `slots` on `number` examples. Return the records and the evaluator.
+
+    By default, call the unmodified program of `slots`.
 
     Call the program on the first `n` examples for each `n` in `first`, then on all examples.
     After each step, pass the records of all finished calls to `check`. If `called` is "input",
     messages name the examples "input 0", "input 1" and so on.
     """
     names = [f"{called} {i}" for i in range(number)]
+    if candidate is None:
+        candidate = slots.space.identity
     with interrupts() as interrupted:
         evaluator = Evaluator(ProgramEvaluator(slots, work, names=names, interrupted=interrupted, **options))
         for count in [*first, number]:
-            (row,) = evaluator.evaluate({slots.space.identity: range(min(count, number))}).values()
+            (row,) = evaluator.evaluate({candidate: range(min(count, number))}).values()
             check(list(row.values()))
     return list(row.values()), evaluator

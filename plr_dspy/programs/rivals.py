@@ -95,27 +95,22 @@ class Rival:
     @property
     def num_demos(self) -> int:
         """Number of demos in all predictors' prompts, including the demos retrieved for an input."""
-        num_retrieved: int = sum(retrieval.num_demos for retrieval in self._retrievals)
-        return len(self.demos) + num_retrieved
+        number = len(self.demos)
+        for predictor in self.predictors:
+            retrieval = getattr(predictor, "retrieval", None)
+            if retrieval:
+                number += retrieval.num_demos
+        return number
 
-    @property
-    def _retrievals(self) -> list[Any]:
-        retrievals = [getattr(predictor, "retrieval", None) for predictor in self.predictors]
-        return [retrieval for retrieval in retrievals if retrieval]
-
-    def leaked(self, examples: Examples, *, with_retrieved: bool = False) -> list[dspy.Example]:
+    def leaked(self, examples: Examples) -> list[dspy.Example]:
         """Return the examples that the program's demos show.
 
-        The program may copy the answers to these examples from its demos. If `with_retrieved`,
-        also consider demos that the program may retrieve.
+        The program may copy the answers to these examples from its demos.
         """
-        demos = self.demos
-        if with_retrieved:
-            demos += [demo for retrieval in self._retrievals for demo in retrieval.pool.demos]
         input_names: set[str] = set()
         for predictor in self.predictors:
             input_names.update(predictor.signature.input_fields)
-        return [examples[number] for number in sorted(shown_by(demos, examples, input_names))]
+        return [examples[number] for number in sorted(shown_by(self.demos, examples, input_names))]
 
 
 def _predictors_of(program: dspy.Module) -> list[dspy.Predict]:
