@@ -414,11 +414,6 @@ class ReportData(Part):
         return self.stop_reason in (StopReason.INTERRUPTED, StopReason.UNREADABLE, StopReason.ERROR)
 
     @property
-    def returns_own(self) -> bool:
-        """Whether one of `programs` is returned in place of the student."""
-        return bool(self.returned.name) and not self.original.name
-
-    @property
     def best_by_number(self) -> list[FrontEntry]:
         """The best arrangement for each number of fixed demos.
 

@@ -62,7 +62,7 @@ def result(report: ReportData) -> str:
     """Describe the result and the cost of a compile run in one line."""
     verdict = next(_verdict(report), "")
     if report.comparison is not None and not report.original_stays:
-        verdict = f"{_name_of_gain(report)} {_gain(report.comparison)}"
+        verdict = f"gain {_gain(report.comparison)}"
     return f"{verdict}; {count(report.program_calls['total'], 'call')}{_cost(report)}; {report.stopped}"
 
 
@@ -142,7 +142,7 @@ def _scores(report: ReportData) -> Iterator[str]:
             if report.is_calibrated:
                 name += ", calibrated"
             rows[name] = score_text(*comparison.expected_chosen)
-            rows[_name_of_gain(report)] = _gain(comparison)
+            rows["gain"] = _gain(comparison)
             if comparison.over_calibrated is not None and comparison.worse_than_calibrated is not None:
                 rows["gain over your program, calibrated"] = _likelihood(
                     comparison.over_calibrated, comparison.worse_than_calibrated
@@ -179,17 +179,6 @@ def _programs(report: ReportData) -> Iterator[str]:
     if rows:
         yield "programs, best expected score first:"
         yield from table(rows)
-
-
-def _name_of_gain(report: ReportData) -> str:
-    """Return the word for the change in score.
-
-    The word is "gain", or "difference" if one of the user's programs replaces the student without a
-    likely gain.
-    """
-    comparison = report.comparison
-    is_better = comparison is not None and comparison.probability >= MIN_WIN_PROBABILITY
-    return "gain" if is_better or not report.returns_own else "difference"
 
 
 def _gain(comparison: Comparison) -> str:
