@@ -71,8 +71,8 @@ class Rival:
         """
         program = self._factory.build({})
         for predictor in _predictors_of(program):
-            retrieval: Any = getattr(predictor, "retrieval", None)
-            if guarded and hasattr(retrieval, "guarded"):
+            retrieval = _retrieval_of(predictor)
+            if guarded and retrieval:
                 predictor.retrieval = replace(retrieval, guarded=True)
         return program
 
@@ -97,7 +97,7 @@ class Rival:
         """Number of demos in all predictors' prompts, including the demos retrieved for an input."""
         number = len(self.demos)
         for predictor in self.predictors:
-            retrieval = getattr(predictor, "retrieval", None)
+            retrieval = _retrieval_of(predictor)
             if retrieval:
                 number += retrieval.num_demos
         return number
@@ -111,6 +111,15 @@ class Rival:
         for predictor in self.predictors:
             input_names.update(predictor.signature.input_fields)
         return [examples[number] for number in sorted(shown_by(self.demos, examples, input_names))]
+
+
+def _retrieval_of(predictor: dspy.Predict) -> Any:
+    """Return the settings with which a predictor retrieves its demos, or None if its demos are fixed.
+
+    A user's own attribute of this name has no `guarded`, so it is ignored.
+    """
+    retrieval = getattr(predictor, "retrieval", None)
+    return retrieval if hasattr(retrieval, "guarded") else None
 
 
 def _predictors_of(program: dspy.Module) -> list[dspy.Predict]:

@@ -88,6 +88,14 @@ class TestUserPrograms:
         ) in str(report)
         assert "it must be at least 3 times as likely to be better as worse)" in str(report)
 
+    def test_a_predictors_own_attribute_may_be_named_retrieval(self):
+        other = student(demos=DEMOS[1:3])
+        other.retrieval = "bm25"
+        optimizer = PLReorder(exact, max_metric_calls=80, display_progress=False)
+        with using(Engine(), "fake/x"):
+            optimizer.compile(student(demos=LEANING), trainset=EXAMPLES, programs={"other": other})
+        assert optimizer.report.programs[0].score is not None
+
     def test_as_many_programs_are_scored_as_the_budget_allows(self):
         """The budget is too small for a first round with every program."""
         programs = [student(demos=pair) for pair in itertools.permutations(DEMOS, 2)]
