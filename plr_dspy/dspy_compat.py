@@ -22,6 +22,7 @@ from dspy.adapters.utils import (
     apply_output_field_defaults,
     format_field_value,
     parse_value,
+    serialize_for_json,
 )
 from dspy.clients._litellm import get_litellm
 from dspy.clients.engines.base import validate_request
@@ -30,9 +31,11 @@ from dspy.predict.parameter import Parameter
 from dspy.predict.predict import serialize_object
 from dspy.primitives.base_module import BaseModule
 from dspy.primitives.module import set_attribute_by_name
+from dspy.primitives.repl_types import REPLHistory
 from dspy.propose.dataset_summary_generator import create_dataset_summary
 from dspy.propose.grounded_proposer import TIPS, GroundedProposer
 from dspy.teleprompt.gepa import InstructionProposer
+from dspy.teleprompt.gepa.instruction_proposal import compact_history, compact_repl_history
 from dspy.teleprompt.teleprompt import Teleprompter
 from dspy.utils import magicattr
 from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback

@@ -1,6 +1,5 @@
 """Helpers for the terminal, signals, files and secrets."""
 
-import json
 import logging
 import os
 import re
@@ -17,7 +16,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-import orjson
 from tqdm import tqdm
 from tqdm.contrib import DummyTqdmFile
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -191,14 +189,6 @@ def interrupts() -> Iterator[threading.Event]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def as_json(value: object) -> bytes:
-    """Return a value as JSON. Characters that UTF-8 cannot encode become question marks."""
-    try:
-        return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
-    except TypeError:
-        return json.dumps(value, default=str, ensure_ascii=False).encode(errors="replace")
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -4,16 +4,23 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 import dspy
 
-from plr_dspy.dspy_compat import AdapterParseError, Hasher, is_compiled
+from plr_dspy.dspy_compat import (
+    AdapterParseError,
+    Hasher,
+    format_field_value,
+    is_compiled,
+    parse_value,
+    serialize_for_json,
+)
 from plr_dspy.errors import UserError
 from plr_dspy.labels.outputs import is_empty, label_outputs
 from plr_dspy.metrics.by_example import function_of, takes
-from plr_dspy.metrics.copies import own_value
 from plr_dspy.optimizer.call_sizes import CallSizes, answered_fields
 from plr_dspy.optimizer.demo_classes import DemoClasses
 from plr_dspy.optimizer.prompt_sizes import tokens_of_demos
@@ -236,8 +243,7 @@ class TeacherWork(MetricWork):
             if earlier:  # As in DSPy, draw either the last call or an earlier one.
                 rng = random.Random(Hasher.hash(tuple(demos)))
                 demo = rng.choice(earlier) if rng.random() < 0.5 else demo
-            # Copy the answers, because the program may modify them.
-            fields[name] = {field: own_value(value) for field, value in demo.items()}
+            fields[name] = _recorded(predictor, demo)
         return CallRecord(None, value=fields)
 
 
@@ -280,6 +286,7 @@ def make_attempts(setup: CompileSetup, teacher: ProgramEvaluator) -> list[Attemp
         budget.expect(cost)
     budget.share = BOOTSTRAP_SHARE
     attempts: list[Attempt] = []
+    predictors = dict(setup.program.named_predictors())
     num_right = 0
     for index, number in enumerate(list(setup.demo_examples)[: len(setup.attempts)]):
         if num_right >= options.max_bootstrapped:
@@ -295,7 +302,7 @@ def make_attempts(setup: CompileSetup, teacher: ProgramEvaluator) -> list[Attemp
             )
             break
         record = log.records[key]
-        demos = {predictor: dspy.Example(fields) for predictor, fields in (record.value or {}).items()}
+        demos = {name: _demo(predictors[name], fields) for name, fields in (record.value or {}).items()}
         num_right += bool(demos)
         attempts.append(Attempt(number, (prompt, keys[index]), demos, record))
     budget.share = 1.0
@@ -304,6 +311,31 @@ def make_attempts(setup: CompileSetup, teacher: ProgramEvaluator) -> list[Attemp
     if not num_right:
         logger.warning("no demo was bootstrapped%s", why_none(attempts))
     return attempts
+
+
+def _recorded(predictor: dspy.Predict, demo: dspy.Example) -> dict[str, Any]:
+    """Return a demo's fields as JSON data, which prompts show like the original values."""
+    fields = {}
+    for name, value in demo.items():
+        info = predictor.signature.fields.get(name)
+        data = serialize_for_json(value)
+        if info is not None and info.annotation is str and isinstance(value, (tuple, set, frozenset)):
+            # In a field for text, DSPy shows lists in another way than tuples and sets.
+            data = format_field_value(info, value)
+        fields[name] = data
+    return fields
+
+
+def _demo(predictor: dspy.Predict, fields: Mapping[str, Any]) -> dspy.Example:
+    """Return a demo with these recorded fields. Labels get the type of their field again."""
+    demo = dspy.Example(fields)
+    for output in label_outputs("", predictor):
+        recorded = demo.get(output.name)
+        with suppress(ValueError):  # The program may have replaced the label by another value.
+            label = parse_value(recorded, output.annotation)
+            if serialize_for_json(label) == recorded:
+                demo[output.name] = label
+    return demo
 
 
 def why_none(attempts: Sequence[Attempt]) -> str:

@@ -18,12 +18,10 @@ from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.prefixes import PromptPrefixes
 from plr_dspy.programs.tokens import token_counter
-from plr_dspy.programs.value_classes import value_classes
 from plr_dspy.report.report import Report
 from plr_dspy.runtime import interrupts, progress_bar
 from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import RunLog, open_log
-from plr_dspy.scoring.values import ValueCodec
 from plr_dspy.search.model.responses import LabelResponses
 
 logger = logging.getLogger(__name__)
@@ -80,12 +78,7 @@ def open_calls(
     num_results = setup.plan.program_calls + len(setup.attempts) + len(setup.proposals) + num_revisions(setup)
     with (
         _new_tensors_on_cpu(),
-        open_log(
-            folder,
-            identity,
-            accept_changes=options.accept_changes,
-            codec=ValueCodec(value_classes(setup.program)),
-        ) as log,
+        open_log(folder, identity, accept_changes=options.accept_changes) as log,
         progress_bar(num_results, display=options.display_progress, title=options.name, at_end=at_end) as bar,
         interrupts() as interrupted,
     ):

@@ -14,9 +14,14 @@ from typing import Any
 import dspy
 
 from plr_dspy.compiling.rounds import MAX_LOW
-from plr_dspy.dspy_compat import InstructionProposer
+from plr_dspy.dspy_compat import (
+    InstructionProposer,
+    REPLHistory,
+    compact_history,
+    compact_repl_history,
+    serialize_for_json,
+)
 from plr_dspy.metrics.by_example import as_score
-from plr_dspy.metrics.copies import own_value
 from plr_dspy.optimizer.estimate import size_of_prompt
 from plr_dspy.optimizer.opening import OpenCompile
 from plr_dspy.optimizer.proposals import PromptModelWork, most_tokens, num_texts
@@ -47,7 +52,7 @@ class TracingWork(MetricWork):
         for name, predictor in program.named_predictors():
             for caller, inputs, outputs in trace:
                 if caller is predictor:  # Keep the last call, because it affects the answer most.
-                    calls[name] = {"inputs": _copied(inputs), "outputs": _copied(outputs)}
+                    calls[name] = {"inputs": _plain(inputs), "outputs": _plain(outputs)}
         result = self._judged(example, prediction)
         return CallRecord(None, value={"calls": calls, "feedback": self._feedback(example, result)})
 
@@ -60,9 +65,19 @@ class TracingWork(MetricWork):
         return f"The score is {as_score(result):g}. The right output is {labels}."
 
 
-def _copied(fields: Any) -> dict[str, Any]:
-    """Return a copy of a call's fields. The program may modify the original values later."""
-    return {name: own_value(value) for name, value in fields.items()}
+def _plain(fields: Any) -> Any:
+    """Return a call's fields as JSON data, which GEPA's proposer shows like the original values.
+
+    As with the proposer's option `truncate_history_outputs`, shorten the results in histories.
+    """
+    shortened = {}
+    for name, value in fields.items():
+        if isinstance(value, dspy.History):
+            value = compact_history(value)
+        elif isinstance(value, REPLHistory):
+            value = compact_repl_history(value)
+        shortened[name] = value
+    return serialize_for_json(shortened)
 
 
 class RevisionWork(PromptModelWork):
@@ -72,7 +87,7 @@ class RevisionWork(PromptModelWork):
         super().__init__(setup)
         self._instruction = instruction
         self._failures = failures
-        self._proposer = InstructionProposer(truncate_history_outputs=True, adapter=dspy.ChatAdapter())
+        self._proposer = InstructionProposer(adapter=dspy.ChatAdapter())
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Return a record with the revised instruction. `example` is used only in the record's key."""

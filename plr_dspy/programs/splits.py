@@ -8,12 +8,15 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import PurePath
 from typing import Any, TypeAlias
 
 import dspy
 import orjson
 
-from plr_dspy.dspy_compat import CUSTOM_TYPE_START_IDENTIFIER, serialize_object
+from plr_dspy.dspy_compat import CUSTOM_TYPE_START_IDENTIFIER, serialize_for_json, serialize_object
 from plr_dspy.lm.plain_text_adapter import decided
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.report.formats import count
@@ -368,15 +371,18 @@ def input_key(value: Any) -> str:
 
 def value_key(value: Any) -> bytes:
     """Return bytes that identify a value by its serialized form."""
-    options = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+    options = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
     try:
-        return orjson.dumps(serialize_object(value), default=_sorted_set, option=options)
+        return orjson.dumps(serialize_object(value), default=_plain, option=options)
     except Exception:
         # The value is not plain data or contains invalid Unicode.
         return repr(value).encode(errors="backslashreplace")
 
 
-def _sorted_set(value: Any) -> list[Any]:
+def _plain(value: Any) -> Any:
+    """Return the value in the form that bootstrapped demos have, but with sets as sorted lists."""
     if isinstance(value, (set, frozenset)):
         return sorted(value, key=repr)
+    if isinstance(value, (bytes, Decimal, timedelta, PurePath)):
+        return serialize_for_json(value)
     raise TypeError

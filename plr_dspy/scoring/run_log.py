@@ -3,13 +3,14 @@
 Each line of the file is a JSON object: a call, or a header with the facts that determine scores.
 """
 
+import json
 import logging
 import os
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,15 +23,13 @@ from plr_dspy.report.formats import count
 from plr_dspy.report.schema import FAILED as FAILED
 from plr_dspy.report.schema import WRONG as WRONG
 from plr_dspy.report.schema import ErrorCount
-from plr_dspy.runtime import as_json
 from plr_dspy.scoring.causes import cause_of
-from plr_dspy.scoring.values import Unreadable, Unwritable, ValueCodec
 
 logger = logging.getLogger(__name__)
 
 FILE = "calls.jsonl"
 FUNCTION_FACT = "the function"  # key of the fact that names the calling function; optimizers omit this fact
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 
 CallKey: TypeAlias = tuple[str, int]  # prompt fingerprint and example index
 CallName: TypeAlias = tuple[str, str]  # prompt fingerprint and the example's content key, as in the file
@@ -46,7 +45,7 @@ class CallRecord:
     outcome: str = ""  # `WRONG` or `FAILED` after an exception, else empty
     error: str = ""  # the exception's class name
     message: str = ""  # the exception's message
-    value: Any = None  # the call's result if it is not a score, such as a predicted label
+    value: Any = None  # the call's result as JSON data if it is not a score, such as a predicted label
     label_logprobs: tuple[float, ...] | None = None  # log-probability of each label, if known
     unseen_labels: tuple[int, ...] = ()  # indices of labels whose log-probabilities are upper bounds
     refused: str = ""  # why no call can return log-probabilities, or empty
@@ -79,7 +78,7 @@ class RunLog:
             exception's class name. This run repeats these calls.
     """
 
-    def __init__(self, path: Path | None = None, codec: ValueCodec | None = None) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         """Read the file at `path`. If `path` is None, keep the log in memory."""
         self.path = path
         self.identity: Facts = {}
@@ -87,13 +86,11 @@ class RunLog:
         self.num_recalled = 0
         self.tokens_before: list[Tokens] = []
         self.failed_before: list[str] = []
-        self._codec = codec or ValueCodec()
         self._recallable: dict[CallName, LoggedCall] = {}  # calls in the file that this run can recall
         self._last_failures: dict[CallName, LoggedCall] = {}  # failed calls that this run repeats
         self._calls: dict[CallName, LoggedCall] = {}  # calls of this run
         self._example_keys: list[str] | None = None
         self._batch = 0
-        self._warnings: set[str] = set()
         self._lock = threading.Lock()
         self._closed = False
         self._file: int | None = None
@@ -196,28 +193,18 @@ class RunLog:
         line: dict[str, object] = {"call": name, "batch": self._batch}
         if tokens:
             line["tokens"] = tokens
-        try:
-            value = None if record.value is None else self._codec.encode(record.value)
-        except Unwritable as error:
-            self._warn_of_loss(f"{self.path} cannot hold {error}")
-            line["again"] = True
-        else:
-            line |= _RECORD.dump_python(replace(record, value=value), exclude_defaults=True)
+        line |= _RECORD.dump_python(record, exclude_defaults=True)
         self._write(line)
 
     def _write(self, line: dict[str, object]) -> None:
         assert self._file is not None
-        content = as_json(line) + b"\n"
+        # Unlike orjson, `json` also preserves NaN, large integers and any text.
+        content = json.dumps(line).encode() + b"\n"
         num_written = os.write(self._file, content)
         if num_written < len(content):
             # Remove the partial line, because later lines would be appended to it.
             os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
             raise OSError(f"no space left on the disk that holds {self.path}: free some space, and run again")
-
-    def _warn_of_loss(self, reason: str) -> None:
-        if reason not in self._warnings:
-            self._warnings.add(reason)
-            logger.warning("%s, so a resumed run repeats the calls that returned such values", reason)
 
     def _read(self, path: Path) -> None:
         """Read all complete lines, and remove an incomplete last line from the file."""
@@ -226,7 +213,7 @@ class RunLog:
         num_whole = content.rfind(b"\n") + 1
         for number, line in enumerate(content[:num_whole].splitlines(), start=1):
             try:
-                self._read_line(orjson.loads(line))
+                self._read_line(json.loads(line))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise UserError(
                     f"line {number} of {path} cannot be read ({error}). Pass another log_dir. If the line records a "
@@ -248,16 +235,7 @@ class RunLog:
         tokens = content.pop("tokens", {})
         self._batch = int(content.pop("batch", 0))
         self._recallable.pop(name, None)  # A later line replaces an earlier line for the same call.
-        is_lost = content.pop("again", False)
-        if tokens or not is_lost:
-            self.tokens_before.append(tokens)
-        if is_lost:
-            return
-        try:
-            content["value"] = self._codec.decode(content.get("value"))
-        except Unreadable as error:
-            self._warn_of_loss(f"{self.path}: {error}")
-            return
+        self.tokens_before.append(tokens)
         self._recallable[name] = LoggedCall(_RECORD.validate_python(content), tokens, self._batch)
 
     def _set_last_failures_aside(self) -> None:
@@ -296,11 +274,7 @@ def _has_failed(record: CallRecord) -> bool:
 
 @contextmanager
 def open_log(
-    folder: Path | None,
-    describe: Callable[[], Facts],
-    *,
-    accept_changes: bool = False,
-    codec: ValueCodec | None = None,
+    folder: Path | None, describe: Callable[[], Facts], *, accept_changes: bool = False
 ) -> Iterator[RunLog]:
     """Open and lock the run log in a folder. If `folder` is None, keep the log in memory.
 
@@ -320,14 +294,14 @@ def open_log(
     with _locked(folder):
         path = folder / FILE
         identity = orjson.loads(orjson.dumps(describe()))
-        log = RunLog(path, codec)
+        log = RunLog(path)
         try:
             changes = _changes(log.identity, identity) if log.tokens_before else ""
             if changes and not log.holds_answers:
                 logger.info("the log in %s has no answers yet and is restarted, because %s", folder, changes)
                 log.close()
                 path.unlink()
-                log = RunLog(path, codec)
+                log = RunLog(path)
             elif changes and _function(log.identity) != _function(identity):
                 raise UserError(f"log_dir {folder} belongs to another run: {changes}. Pass another log_dir.")
             elif changes and not accept_changes:

@@ -114,6 +114,18 @@ class TestOrders:
         check_saved(engine, compiled, "choice", tmp_path)
 
 
+def test_bootstrapped_demos_hold_decisions_before_and_after_a_resume(engine, tmp_path):
+    optimizer = PLFewShot(exact, candidates="bootstrapped", max_metric_calls=60, log_dir=tmp_path)
+    demos = []
+    for _ in ("fresh", "resumed"):
+        compiled = optimizer.compile(student(numbers=()), trainset=examples("choice", 100))
+        demos.append([demo["label"] for demo in compiled.predictors()[0].demos])
+    fresh, resumed = demos
+    assert fresh == resumed
+    assert all(isinstance(label, KINDS["choice"]) for label in fresh)
+    assert optimizer.report.program_calls["resumed"] == optimizer.report.program_calls["total"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_decision_outputs_are_not_calibrated(engine, kind):
     fix = r"replies of predictor 'self' already contain probabilities.*dspy\.experimental\.ReAnchor"

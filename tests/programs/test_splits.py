@@ -3,6 +3,8 @@
 import datetime
 import random
 from collections import Counter
+from decimal import Decimal
+from pathlib import Path
 
 import dspy
 import pydantic
@@ -72,6 +74,20 @@ class TestExamplesThatDemosShow:
         examples = with_input(list(enumerate(values)))
         ticket = {"opened": "2026-01-01", "number": 3}
         assert shown_by([{"question": ticket, "answer": "x"}], examples) == {3}
+
+    @pytest.mark.parametrize(
+        ("value", "recorded"),
+        [
+            (b"x", "x"),
+            (Decimal("1.10"), "1.10"),
+            (datetime.timedelta(seconds=3), "PT3S"),
+            (datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc), "2026-01-01T00:00:00Z"),
+            (Path("/a/b"), "/a/b"),
+        ],
+    )
+    def test_are_recognized_if_bootstrapped_demos_are_plain_data(self, value, recorded):
+        examples = with_input([(0, "other"), (1, value)])
+        assert shown_by([{"question": recorded, "answer": "x"}], examples) == {1}
 
     def test_are_recognized_by_the_inputs_in_prompts(self):
         """Inputs that no prompt shows are ignored."""
