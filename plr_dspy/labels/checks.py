@@ -10,7 +10,7 @@ from plr_dspy.dspy_compat import decision_adapter
 from plr_dspy.errors import MetricError, ScoreError, UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import MOST_SHOWN, LabelOutput, is_empty, label_output, label_outputs
-from plr_dspy.labels.trials import Trials, as_answer, fails, output_types, tried
+from plr_dspy.labels.trials import as_answer, fails, output_types, scorer, tried
 from plr_dspy.labels.work import ALL_ALIKE, label_scores
 from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without_none
 from plr_dspy.metrics.by_example import Metric
@@ -92,7 +92,6 @@ def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy
             finite number.
     """
     all_examples = list(chain.from_iterable(datasets.values()))
-    trials = Trials(program, metric)
     checked_columns: set[str] = set()
     for name, examples in datasets.items():
         if not examples:
@@ -103,13 +102,11 @@ def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy
             columns = set(columns_of(examples))
             # Skip a list with all columns of a list that passed: the metric finds the same fields in it.
             if not checked_columns or not checked_columns <= columns:
-                _check_fields(program, trials, examples, name)
+                _check_first_scores(program, metric, examples, name)
                 checked_columns = columns
             if is_single_step(program):
                 _check_outputs(program, metric, examples, name)
         _check_values(program, metric, examples, name, all_examples=all_examples)
-    if not isinstance(metric, SetMetric):
-        _check_scores(program, trials, all_examples)
 
 
 def warn_of_labels_without_examples(program: dspy.Module, examples: Sequence[dspy.Example]) -> None:
@@ -183,41 +180,33 @@ def check_needed_outputs(
             )
 
 
-def _check_fields(
-    program: dspy.Module, trials: Trials, examples: Sequence[dspy.Example], dataset: str
+def _check_first_scores(
+    program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], dataset: str
 ) -> None:
-    """Raise a ValueError if the metric reads a field that no example has.
+    """Raise an error if no correct answer to the first examples gets a finite score.
 
-    The metric scores the answer in the first example. If examples have outputs, only single
-    predictors are checked, because the fields of other programs' answers are unknown.
+    If the metric reads a field that no example has, the error names the field. If examples have
+    outputs, only single predictors are checked, because the fields of other programs' answers are
+    unknown.
     """
     outputs = output_types(program)
     has_output = any(name in example for example in examples for name in outputs)
     if has_output and not _returns_outputs(program):
         return
-    trial = trials.of(examples[0])
-    if trial.error is not None:
-        check_field(trial.error, trial.example, examples, dataset=dataset)
-
-
-def _check_scores(program: dspy.Module, trials: Trials, examples: Sequence[dspy.Example]) -> None:
-    """Raise an error if none of the first correct answers gets a finite score.
-
-    Only single predictors are checked, because the fields of other programs' answers are unknown.
-    """
-    if not _returns_outputs(program):
-        return
-    outputs = output_types(program)
-    # A metric may return no score if an output is missing, so check only complete answers.
-    with_answer = [example for example in examples if all(name in example for name in outputs)]
-    errors = []
-    for example in with_answer[:NUM_SCORED]:
-        error = trials.of(example).error
-        if not isinstance(error, (MetricError, ScoreError)):
+    score_errors: list[BaseException] = []
+    for example in examples[:NUM_SCORED]:
+        trial = tried(scorer(metric), example, as_answer(example, outputs))
+        if trial.error is None:
             return
-        errors.append(error)
-    if errors:
-        raise errors[0]
+        check_field(trial.error, trial.example, examples, dataset=dataset)
+        # A metric may return no score if an output is missing, so check only complete answers.
+        has_answer = not any(is_empty(example.get(name), annotation) for name, annotation in outputs.items())
+        if has_answer:
+            if not isinstance(trial.error, (MetricError, ScoreError)):
+                return
+            score_errors.append(trial.error)
+    if score_errors and _returns_outputs(program):
+        raise score_errors[0]
 
 
 def _check_labels_of_set(
@@ -360,7 +349,7 @@ def _check_metric_on_incomplete_rows(
         for name in values.keys() & set(lacking):
             completed[name] = values[name]
         answer = as_answer(completed, annotations)
-        error = tried(metric, example, answer).error
+        error = tried(scorer(metric), example, answer).error
         is_about_values = error is not None and _is_about_missing_values(error, example, lacking)
         if is_about_values and not fails(metric, completed, answer):
             raise UserError(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import dspy
 import numpy as np
 
-from plr_dspy.dspy_compat import BaseCallback, current_adapter
+from plr_dspy.dspy_compat import current_adapter
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.calibration import Calibration
 from plr_dspy.labels.outputs import LabelOutput
@@ -20,9 +20,9 @@ from plr_dspy.labels.reader import (
     Reading,
     labels_read,
 )
+from plr_dspy.labels.trials import scorer, tried
 from plr_dspy.lm.plain_text_adapter import Value, name_of_label
-from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
-from plr_dspy.metrics.copies import own_copy
+from plr_dspy.metrics.by_example import Metric
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import CallRecord
@@ -224,42 +224,26 @@ def label_scores(
     share `PROBE_SHARE` of `max_seconds`.
     """
     values = list(output.labels.values())
-    calls = NoCalls()
+    score = scorer(metric)
     longest = min(LONGEST_PROBE, PROBE_SHARE * (max_seconds or math.inf))
     scores = np.zeros((len(examples), len(values)))
     num_slow = 0
     total_seconds = 0.0
-    try:
-        call_metric = metric_caller(metric)
-        for number, (example, label) in enumerate(np.ndindex(*scores.shape), start=1):
-            began = time.perf_counter()
-            prediction = dspy.Prediction({output.name: values[label]})
-            with dspy.context(callbacks=[calls], trace=[]):
-                scores[example, label] = as_score(call_metric(own_copy(examples[example]), prediction))
-            seconds = time.perf_counter() - began
-            total_seconds += seconds
-            num_slow += seconds > LONGEST_CALL
-            if calls.stopped:  # The metric has caught the callback's exception.
-                break
-            # Tolerate a slow first call, and metrics that are slow only for incorrect labels.
-            if 2 * num_slow >= max(number, 4) or total_seconds > longest:
-                return "the metric is too slow to score every label"
-    except (Exception, SystemExit) as error:
-        if not calls.stopped:
-            return f"the metric raises {type(error).__name__} for a prediction whose only field is {output.name!r}"
-    if calls.stopped:
-        return "the metric calls a language model"
+    for number, (example, label) in enumerate(np.ndindex(*scores.shape), start=1):
+        began = time.perf_counter()
+        trial = tried(score, examples[example], {output.name: values[label]})
+        seconds = time.perf_counter() - began
+        if trial.calls_model:
+            return "the metric calls a language model"
+        if trial.error is not None:
+            error = type(trial.error).__name__
+            return f"the metric raises {error} for a prediction whose only field is {output.name!r}"
+        scores[example, label] = trial.result
+        total_seconds += seconds
+        num_slow += seconds > LONGEST_CALL
+        # Tolerate a slow first call, and metrics that are slow only for incorrect labels.
+        if 2 * num_slow >= max(number, 4) or total_seconds > longest:
+            return "the metric is too slow to score every label"
     if (scores == scores[:, :1]).all():
         return ALL_ALIKE
     return scores
-
-
-class NoCalls(BaseCallback):  # type: ignore[misc]
-    """A callback that stops a metric before it calls a language model."""
-
-    stopped = False
-
-    def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Value]) -> None:
-        self.stopped = True
-        # Raise SystemExit, because `except Exception` in DSPy and in metrics does not catch it.
-        raise SystemExit("the metric calls a language model")

@@ -10,17 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import dspy
 import numpy as np
 
 from plr_dspy.compiling.choice import Decision
 from plr_dspy.compiling.comparison import paired_gain, paired_gain_by_metric
 from plr_dspy.compiling.run import CompileRun
-from plr_dspy.labels.work import NoCalls
+from plr_dspy.labels.trials import scorer, tried
 from plr_dspy.lm.plain_text_adapter import decided
-from plr_dspy.metrics.by_example import as_score, metric_caller
 from plr_dspy.metrics.confusion import SetMetric
-from plr_dspy.metrics.copies import own_copy, own_value
 from plr_dspy.optimizer.random_demos import random_demos
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
@@ -178,21 +175,16 @@ def _results(setup: CompileSetup, examples: Examples, answers: Iterable[Mapping[
     metric = setup.options.metric
     if language_models(metric):
         return []
-    calls = NoCalls()
     deadline = time.monotonic() + MAX_SECONDS
-    caller = metric.answer if isinstance(metric, SetMetric) else metric_caller(metric)
+    function = metric.answer if isinstance(metric, SetMetric) else scorer(metric)
     results: list[Any] = []
-    with contextlib.suppress(Exception, SystemExit), dspy.context(callbacks=[calls], trace=[]):
+    with contextlib.suppress(Exception):  # A vote fails if an example has no neighbors.
         for example, answer in zip(examples, answers, strict=True):
-            prediction = dspy.Prediction()
-            for name, value in answer.items():
-                prediction[name] = own_value(value)
-            result = caller(own_copy(example), prediction)
-            results.append(result if isinstance(metric, SetMetric) else as_score(result))
-            if time.monotonic() > deadline:
+            trial = tried(function, example, answer)
+            if trial.error is not None or trial.calls_model or time.monotonic() > deadline:
                 return []
-        if not calls.stopped:
-            return results
+            results.append(trial.result)
+        return results
     return []
 
 

@@ -107,7 +107,6 @@ class TestMetricsThatFail:
             (raising(SystemExit()), "SystemExit"),
             (lambda e, p: float("nan"), "ScoreError"),
             (lambda e, p: p.label, "MetricError"),
-            (None, "UserTypeError"),
         ],
     )
     def test_the_reason_names_the_error(self, metric, name):
