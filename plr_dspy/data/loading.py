@@ -6,8 +6,6 @@ import codecs
 import csv
 import json
 import re
-import tempfile
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,11 +89,11 @@ def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
         if start in (b"", codecs.BOM_UTF8):
             raise UserError(f"{path} must have at least one row; got an empty file: pass a file with rows")
         if kind == ".parquet":
-            return _load("parquet", path)
+            return _parquet_rows(path)
         rows = _csv_rows(path) if kind == ".csv" else _json_rows(path)
     except (UserError, MissingPackageError):
         raise
-    except Exception as error:  # `datasets` raises many types of errors.
+    except Exception as error:  # `pyarrow` raises many types of errors.
         raise UserError(
             f"{path} cannot be read ({_reason(error)}). Pass a .csv file in UTF-8, a .parquet file, or a file with one "
             "JSON object per line. The file must have at least one row."
@@ -103,54 +101,37 @@ def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
     return rows
 
 
-def _load(kind: str, path: Path, **options: Any) -> datasets.Dataset:
-    """Load a file into memory with `datasets`, without log messages, progress bars or cached files."""
+def _parquet_rows(path: Path) -> datasets.Dataset:
+    """Return the rows of a Parquet file, with the class names of its columns."""
     datasets = import_datasets()
-    verbosity = datasets.logging.get_verbosity()
-    shows_bars = not datasets.utils.are_progress_bars_disabled()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    datasets.utils.disable_progress_bars()
-    try:
-        with tempfile.TemporaryDirectory() as cache:
-            return datasets.load_dataset(
-                kind, data_files=str(path), split="train", cache_dir=cache, keep_in_memory=True, **options
-            )
-    finally:
-        datasets.logging.set_verbosity(verbosity)
-        if shows_bars:
-            datasets.utils.enable_progress_bars()
+    from pyarrow import parquet
+
+    # Without `partitioning`, folder names such as "language=en" would become columns.
+    return datasets.Dataset(parquet.read_table(path, partitioning=None))
 
 
 def _csv_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a CSV file as dicts that map column names to text."""
-    from pandas.errors import ParserWarning
-
+    rows = []
     with path.open(encoding=ENCODING, newline="") as file:
-        lines = csv.reader(file)
-        columns = [name.strip() for name in next(lines, [])]
-        has_rows = any(lines)
-    _check_columns(path, columns)
-    if not has_rows:
+        lines = csv.reader(file, strict=True)
+        try:
+            columns = [name.strip() for name in next(lines, [])]
+            _check_columns(path, columns)
+            for cells in lines:
+                is_blank = len(cells) < 2 and not "".join(cells).strip()
+                if is_blank:
+                    continue
+                if len(cells) != len(columns):
+                    raise UserError(
+                        f"line {lines.line_num} of {path} must have {len(columns)} cells, one for each column; got "
+                        f"{len(cells)}: add the missing cells, or quote cells that contain commas"
+                    )
+                rows.append(dict(zip(columns, cells, strict=True)))
+        except csv.Error as error:
+            raise ValueError(f"line {lines.line_num}: {error}") from None
+    if not rows:
         raise UserError(f"{path} must have at least one row; got only the columns {columns}: add rows")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ParserWarning)  # Otherwise, pandas drops extra cells and only warns.
-        dataset = _load(
-            "csv",
-            path,
-            header=0,
-            column_names=columns,
-            index_col=False,
-            converters=dict.fromkeys(columns, _as_it_is),  # Otherwise, "01" would become 1.
-            keep_default_na=False,
-            encoding=ENCODING,
-            engine="python",  # The C engine would read missing cells as empty.
-        )
-    rows = list(dataset)
-    for number, row in enumerate(rows, start=1):
-        if None in row.values():
-            raise UserError(
-                f"row {number} of {path} must have a value for each column; got {row}: add the missing cells"
-            )
     return rows
 
 
@@ -174,35 +155,36 @@ def _check_columns(path: Path, columns: Sequence[str]) -> None:
         )
 
 
-def _as_it_is(cell: str | None) -> str | None:
-    return cell
-
-
 def _json_rows(path: Path) -> list[dict[str, Any]]:
     """Return the JSON objects in a file that has one object per line.
 
     The JSON reader of `datasets` is not used, because it infers types and turns dates into timestamps.
     """
     rows = []
-    for number, line in enumerate(_load("text", path, encoding=ENCODING)["text"], start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(
-                f"{path} cannot be read (line {number}: {error}): pass a file with one JSON object per line, or a "
-                ".csv or .parquet file"
-            ) from error
-        if not isinstance(row, dict):
-            from plr_dspy.report.formats import shorten  # imported late, because it loads slowly
-
-            raise UserError(
-                f"line {number} of {path} must be a JSON object; got {shorten(repr(line), SHOWN)}: write the row as "
-                "{column: value, ...}"
-            )
-        rows.append(row)
+    with path.open(encoding=ENCODING) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                rows.append(_json_row(path, number, line.strip()))
     return rows
+
+
+def _json_row(path: Path, number: int, line: str) -> dict[str, Any]:
+    """Return the JSON object in a line with this number."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise UserError(
+            f"{path} cannot be read (line {number}: {error}): pass a file with one JSON object per line, or a "
+            ".csv or .parquet file"
+        ) from error
+    if not isinstance(row, dict):
+        from plr_dspy.report.formats import shorten  # imported late, because it loads slowly
+
+        raise UserError(
+            f"line {number} of {path} must be a JSON object; got {shorten(repr(line), SHOWN)}: write the row as "
+            "{column: value, ...}"
+        )
+    return row
 
 
 def _reason(error: Exception) -> str:

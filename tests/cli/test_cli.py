@@ -569,8 +569,14 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments(*CHAT, "--api-key-env", "NO_SUCH_KEY"), "variable 'NO_SUCH_KEY' is not set"),
         (compile_arguments(program="reviews_app.py:failing"), "raised ValueError (first second): pass"),
         (compile_arguments("--train", "cut.jsonl"), "cut.jsonl cannot be read"),
-        (compile_arguments("--train", "wide.csv"), "wide.csv cannot be read ("),
-        (compile_arguments("--train", "short.csv"), "row 1 of short.csv must have a value for each column"),
+        (
+            compile_arguments("--train", "wide.csv"),
+            "line 3 of wide.csv must have 2 cells, one for each column; got 3",
+        ),
+        (
+            compile_arguments("--train", "short.csv"),
+            "line 2 of short.csv must have 2 cells, one for each column; got 1",
+        ),
         (
             compile_arguments("--train", "hub:SetFit/subj"),
             "must have the form hub:NAME:SPLIT or hub:NAME:CONFIGURATION:SPLIT",

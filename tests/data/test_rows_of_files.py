@@ -67,6 +67,13 @@ def test_parquet_keeps_classes(tmp_path):
     assert load_file(tmp_path / "rows.parquet").features == features
 
 
+def test_folders_of_parquet_files_do_not_become_columns(tmp_path):
+    folder = tmp_path / "language=en"
+    folder.mkdir()
+    Dataset.from_list([{"text": "a"}]).to_parquet(folder / "rows.parquet")
+    assert list(load_file(folder / "rows.parquet")) == [{"text": "a"}]
+
+
 def test_files_leave_nothing_in_the_cache(tmp_path, monkeypatch, capfd):
     cache = Path(config.HF_DATASETS_CACHE)
     before = sorted(cache.rglob("*"))
@@ -86,10 +93,23 @@ def test_files_leave_nothing_in_the_cache(tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.csv", b"text,label\na,\nb, c,x\n", r"a.csv cannot be read \(.+\)\. Pass"),
-        ("a.csv", b"text,label\na,b,c\n", r"a.csv cannot be read \(Length of header"),
-        ("a.csv", b"text,label\na,b\nc\n", r"row 2 of .*a.csv must have a value for each column"),
-        ("a.csv", b'text,label\n"a,b\n', r"a.csv cannot be read \(unexpected end of data\)"),
+        (
+            "a.csv",
+            b"text,label\na,\nb, c,x\n",
+            r"line 3 of .*a.csv must have 2 cells, one for each column; got 3",
+        ),
+        (
+            "a.csv",
+            b"text,label\n\na,b,c\n",
+            r"line 3 of .*a.csv must have 2 cells, one for each column; got 3",
+        ),
+        (
+            "a.csv",
+            b"text,label\na,b\nc\n",
+            r"line 3 of .*a.csv must have 2 cells, one for each column; got 1",
+        ),
+        ("a.csv", b'text,label\n"a"b,c\n', r"a.csv cannot be read \(line 2: ',' expected after"),
+        ("a.csv", b'text,label\n"a,b\n', r"a.csv cannot be read \(line 2: unexpected end of data\)"),
         ("a.csv", b"text,text\na,b\n", r"a.csv must have different names; got \['text'\] more than once"),
         (
             "a.csv",
@@ -128,12 +148,11 @@ def test_errors_name_the_file(tmp_path, capfd, name, content, words):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
-def test_a_missing_package_is_not_blamed_on_the_file(tmp_path, monkeypatch, name):
-    save(tmp_path / name, ["a"])
+def test_a_missing_package_is_not_blamed_on_the_file(tmp_path, monkeypatch):
+    save(tmp_path / "a.parquet", ["a"])
     monkeypatch.setitem(sys.modules, "datasets", None)
     for load, source in (
-        (load_file, tmp_path / name),
+        (load_file, tmp_path / "a.parquet"),
         (load_hub_split, HubSplit("owner/reviews", None, "test")),
     ):
         with pytest.raises(MissingPackageError, match=r"pip install datasets$"):
