@@ -7,13 +7,15 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dspy
 
+from plr_dspy.dspy_compat import magicattr, set_attribute_by_name
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.labels.loading import with_saved_wrappers
+from plr_dspy.labels.per_input_order import PerInputOrder
 from plr_dspy.programs.checks import check_module, saved_state
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.made_with import other_settings
@@ -57,7 +59,7 @@ def load_program(
             "pass student.program as the student"
         )
     try:
-        program = with_saved_wrappers(ProgramFactory(student).build({}), state)
+        program = _with_saved_wrappers(ProgramFactory(student).build({}), state)
         retrievals = {}
         saved_fields = {}
         for name, predictor in program.named_predictors():
@@ -80,6 +82,23 @@ def load_program(
     if differences:
         logger.warning("%s was made with %s, or compile the program again", path, "; with ".join(differences))
     return program
+
+
+def _with_saved_wrappers(program: dspy.Module, state: Mapping[str, Any]) -> dspy.Module:
+    """Wrap the program and its parts as they were wrapped when `state` was saved."""
+    if isinstance(state.get("orders"), list) and not isinstance(program, PerInputOrder):
+        program = PerInputOrder(program)
+    root = SimpleNamespace(program=program)
+    # Wrap each program before its parts. The names of the parts have more dots.
+    for name in sorted(state, key=lambda name: name.count(".")):
+        place, _, attribute = f"program.{name}".rpartition(".")
+        if attribute == "calibration" and "found" in state[name]:
+            part = magicattr.get(root, place)
+            if not isinstance(part, CalibratedProgram):
+                calibrated = CalibratedProgram(part, predictor=state[name]["predictor"])
+                set_attribute_by_name(root, place, calibrated)
+    wrapped: dspy.Module = root.program
+    return wrapped
 
 
 def _check_fields_of_all(path: str | Path, student: dspy.Module, state: Mapping[str, Any]) -> None:
