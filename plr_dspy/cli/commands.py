@@ -242,10 +242,6 @@ OF_COMPILE: Options = {
         "help": "programs to compare with the result: saved versions of the program (JSON), or other programs as "
         "FILE.py:NAME",
     },
-    "--min-per-class": {
-        "type": int,
-        "help": "with --select: minimum number of demos for each class of answers, such as a label (default: none)",
-    },
     "--max-calls": {
         "type": int,
         "dest": "max_metric_calls",

@@ -192,7 +192,6 @@ def _selecting(args: argparse.Namespace) -> dict[str, Any]:
     """Return the values of the options that need --select, keyed by option."""
     return {
         "--max-demos": args.max_demos,
-        "--min-per-class": args.min_per_class,
         "--instructions": args.instructions,
         "--prompt-model": args.prompt_model,
         "--num-instructions": args.num_instructions,

@@ -20,7 +20,6 @@ OPTIONS = {
     "max_metric_calls": "--max-calls",
     "max_seconds": "--max-seconds",
     "max_tokens": "--max-tokens",
-    "min_per_class": "--min-per-class",
     "num_instructions": "--num-instructions",
     "num_threads": "--threads",
     "programs": "--programs",

@@ -3,7 +3,7 @@
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -22,7 +22,6 @@ from plr_dspy.errors import UserError
 from plr_dspy.labels.outputs import is_empty, label_outputs
 from plr_dspy.metrics.by_example import function_of, takes
 from plr_dspy.optimizer.call_sizes import CallSizes, answered_fields
-from plr_dspy.optimizer.demo_classes import DemoClasses
 from plr_dspy.optimizer.prompt_sizes import tokens_of_demos
 from plr_dspy.optimizer.setup import UNKNOWN_ANSWER, Attempt, CompileSetup
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
@@ -33,7 +32,6 @@ from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import PooledDemo, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
 from plr_dspy.report.formats import count
-from plr_dspy.report.rules import MAX_ATTEMPTS
 from plr_dspy.scoring.causes import fix_for
 from plr_dspy.scoring.run_log import CallRecord
 
@@ -41,17 +39,15 @@ logger = logging.getLogger(__name__)
 
 POOL_SHARE = 0.25  # share of the trainset that becomes demos; the rest is for scoring
 LARGEST_POOL = 50  # maximum number of examples that become demos
+MAX_ATTEMPTS = 2  # maximum number of teacher calls per bootstrapped demo
 BOOTSTRAP_SHARE = 0.25  # maximum share of max_seconds and max_cost for bootstrapping
 
 
-def demo_examples(
-    trainset: Examples, valset: Examples, rng: random.Random, classes: Iterable[DemoClasses] = ()
-) -> dict[int, dspy.Example]:
+def demo_examples(trainset: Examples, valset: Examples, rng: random.Random) -> dict[int, dspy.Example]:
     """Return the trainset examples to use as demos, keyed by trainset index.
 
     The inputs of these examples are distinct and do not occur in the valset. The choice is
-    stratified by class and does not depend on the trainset's order. If necessary, more examples are
-    chosen to reach the minimum number of demos for each class in `classes`.
+    stratified by class and does not depend on the trainset's order.
     """
     sources = [source_of(example.inputs()) for example in trainset]
     used_sources = {source_of(example.inputs()) for example in valset}
@@ -61,16 +57,8 @@ def demo_examples(
         if sources[index] not in used_sources:
             used_sources.add(sources[index])
             usable.append(index)
-    examples = [trainset[index] for index in usable]
-    needed: set[int] = set()
-    for of_predictor in classes:
-        quotas = of_predictor.quotas(examples)
-        needed.update(quotas.first(range(len(usable)), quotas.total))
-    # Allow twice as many examples as are needed, so that the search has a choice.
-    largest = max(LARGEST_POOL, 2 * len(needed))
-    pool_size = max(len(needed), min(largest, round(POOL_SHARE * len(usable))))
-    ranks = sorted(range(len(usable)), key=lambda rank: rank not in needed)
-    return {usable[rank]: examples[rank] for rank in ranks[:pool_size]}
+    pool_size = min(LARGEST_POOL, round(POOL_SHARE * len(usable)))
+    return {index: trainset[index] for index in usable[:pool_size]}
 
 
 def check_any_demo(

@@ -19,7 +19,6 @@ from plr_dspy.compiling.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compiling.rounds import MinExamples
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError
-from plr_dspy.optimizer.demo_classes import DemoClasses, demo_classes, warn_if_too_few
 from plr_dspy.optimizer.demos import (
     TeacherWork,
     check_any_demo,
@@ -93,11 +92,6 @@ class PLFewShot(LearningOptimizer):
             (TF-IDF).
         max_demos, min_demos: Maximum and minimum number of demos per predictor. If fewer than
             `min_demos` demos are available, a predictor may show all of them.
-        min_per_class: Minimum number of demos for each class. If a class has fewer demos, all
-            of them are shown, and the report names the class. Classes are the values of a
-            predictor's only output that is a Literal, an enum or a bool. If no predictor has
-            such an output, the classes are the values of each predictor's single output. The
-            minimum does not apply to the student and `programs`. None means no minimum.
         candidates: Source of the demos. "labeled" uses examples from the trainset, and
             "bootstrapped" uses a teacher's correct answers to examples from the trainset.
             "both" uses both sources, but calls no teacher if all outputs are labels that the
@@ -144,7 +138,6 @@ class PLFewShot(LearningOptimizer):
     max_metric_calls: Annotated[WholeNumber, Field(ge=0)] | None = None
     max_demos: Count = DEFAULT_MAX_DEMOS
     min_demos: Annotated[WholeNumber, Field(ge=0)] = 0
-    min_per_class: Count | None = None
     candidates: Candidates = "both"
     max_demo_tokens: Count | None = None
     max_bootstrapped: Count = 8
@@ -181,11 +174,6 @@ class PLFewShot(LearningOptimizer):
                         f"{name} needs instructions='propose'; got instructions={self.instructions!r}: pass "
                         f"instructions='propose', or omit {name}"
                     )
-        if self.demos != "fixed" and self.min_per_class is not None:
-            raise UserError(
-                f"min_per_class needs demos='fixed', because retrieved demos may lack a class; got demos="
-                f"{self.demos!r}: pass demos='fixed', or omit min_per_class"
-            )
         if self.demos == "fixed" and self.embedder is not None:
             raise UserError(
                 "embedder needs retrieved demos; got demos='fixed': pass demos='auto' or demos='retrieved', or omit "
@@ -267,23 +255,18 @@ class PLFewShot(LearningOptimizer):
         """
         self._check_names_of_programs()
         user_demos = self._user_demos
-        classes: Mapping[str, DemoClasses] = {}
-        if self.min_per_class is not None:
-            classes = demo_classes(
-                program, user_demos or trainset, minimum=self.min_per_class, max_demos=self.max_demos
-            )
-        examples = {} if user_demos else demo_examples(trainset, valset, rng, classes.values())
+        examples = {} if user_demos else demo_examples(trainset, valset, rng)
         demos = [*user_demos, *examples.values()]
         check_any_demo(program, self._rivals, demos, trainset=trainset, valset=valset)
         if self.candidates != "bootstrapped":
             warn_if_none_is_shown(program, demos)
-        attempts = self._attempts(program, examples, classes)
+        attempts = self._attempts(program, examples)
         retrievable: Mapping[int, dspy.Example] = {}
         if self.demos != "fixed" and not user_demos:
             # Prompts must not depend on the trainset's order, so sort the examples by content.
             retrievable = {index: trainset[index] for index in by_content(trainset)}
         instructions = self._instructions(program)
-        slots = self._slots(program, examples, retrievable, attempts, instructions.by_predictor, classes)
+        slots = self._slots(program, examples, retrievable, attempts, instructions.by_predictor)
         if not (slots.slots or slots.alternatives or attempts):
             raise UserError(
                 f"there are no demos to choose from, because the {self.student_name} has no demos, and none of the "
@@ -315,7 +298,6 @@ class PLFewShot(LearningOptimizer):
             others=others,
             demo_examples=examples,
             retrievable=retrievable,
-            demo_classes=classes,
             teacher=checked_teacher(teacher),
             dropped_instructions=instructions.dropped,
             prompt_model=self._prompt_model(program),
@@ -323,19 +305,12 @@ class PLFewShot(LearningOptimizer):
             attempts=attempts,
         )
 
-    def _attempts(
-        self, program: dspy.Module, examples: Mapping[int, dspy.Example], classes: Mapping[str, DemoClasses]
-    ) -> list[Attempt]:
-        """Return the planned attempts to bootstrap demos, and warn if they are too few for `min_per_class`."""
+    def _attempts(self, program: dspy.Module, examples: Mapping[int, dspy.Example]) -> list[Attempt]:
+        """Return the planned attempts to bootstrap demos."""
         if self.max_metric_calls == 0 or self.candidates not in ("both", "bootstrapped"):
             return []
         with_labeled = self.candidates == "both"
-        attempts = plan_attempts(program, examples, self.max_bootstrapped, with_labeled=with_labeled)
-        if attempts and not with_labeled:
-            known = pools_of(program, labeled={}, attempts=[], user_demos=[], rivals=self._rivals)
-            known_demos = {name: [pooled.demo for pooled in pool] for name, pool in known.items()}
-            warn_if_too_few(classes, known_demos, max_bootstrapped=self.max_bootstrapped)
-        return attempts
+        return plan_attempts(program, examples, self.max_bootstrapped, with_labeled=with_labeled)
 
     def _check_names_of_programs(self) -> None:
         """Raise a ValueError if a program has the name that reports use for the student's own demos."""
@@ -379,7 +354,6 @@ class PLFewShot(LearningOptimizer):
         retrievable: Mapping[int, dspy.Example],
         attempts: Sequence[Attempt],
         instructions: Mapping[str, Sequence[Instruction]],
-        classes: Mapping[str, DemoClasses],
     ) -> PoolSlots:
         """Return the search space: alternative instructions and slots for demos, including `attempts`."""
         labeled = {} if self.candidates == "bootstrapped" else {**examples, **retrievable}
@@ -396,8 +370,7 @@ class PLFewShot(LearningOptimizer):
             "alternatives": instructions,
         }
         if self.demos == "fixed":
-            quotas_of = {name: of_predictor.quotas for name, of_predictor in classes.items()}
-            return PoolSlots(program, pools, quotas_of=quotas_of, **limits)
+            return PoolSlots(program, pools, **limits)
         max_tokens_of_predictor = None
         if self.max_demo_tokens is not None:
             max_tokens_of_predictor = self.max_demo_tokens // max(1, len(pools))
@@ -443,12 +416,7 @@ class PLFewShot(LearningOptimizer):
         Also set the call limit of the payer's budget to match this plan.
         """
         slots = self._slots(
-            setup.program,
-            setup.demo_examples,
-            setup.retrievable,
-            setup.attempts,
-            instructions,
-            setup.demo_classes,
+            setup.program, setup.demo_examples, setup.retrievable, setup.attempts, instructions
         )
         setup = replace(setup, slots=slots, original=slots.original, plan=NOTHING_TO_DO)
         if slots.space.num_distinct > 1:

@@ -66,7 +66,6 @@ def finish(
         programs=program_scores(slots, expected),
         instructions=compare_instructions(setup, slots, expected, outcome),
         retrieval=_retrieval_report(slots, chosen),
-        scarce_classes=_scarce_classes(setup, slots),
     )
     return finished, front
 
@@ -81,14 +80,3 @@ def _retrieval_report(slots: PoolSlots, chosen: Candidate) -> RetrievalReport | 
         text=str(variation or ""),
         num_pooled=sum(len(pool.demos) for pool in slots.retrieval_pools.values()),
     )
-
-
-def _scarce_classes(setup: CompileSetup, slots: PoolSlots) -> dict[str, dict[str, int]]:
-    """Return the number of demos of each class that has too few, keyed by predictor."""
-    demos_of = {slot.predictor: slot.demos for slot in slots.slots}
-    scarce_classes = {}
-    for name, classes in setup.demo_classes.items():
-        scarce = classes.scarce(demos_of.get(name, ()))
-        if scarce:
-            scarce_classes[name] = scarce
-    return scarce_classes

@@ -51,7 +51,6 @@ class FinishedProgram:
     front: list[FrontEntry] = field(default_factory=list)
     instructions: list[InstructionReport] = field(default_factory=list)
     retrieval: RetrievalReport | None = None
-    scarce_classes: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def build_report(
@@ -106,7 +105,6 @@ def build_report(
         instructions=finished.instructions,
         proposals=proposal_report(setup),
         retrieval=finished.retrieval,
-        scarce_classes=finished.scarce_classes,
         **_slow_entries(open_compile, run, outcome),
     )
 

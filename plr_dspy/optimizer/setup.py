@@ -21,7 +21,6 @@ from plr_dspy.labels.checks import (
     warn_of_labels_without_examples,
 )
 from plr_dspy.metrics.confusion import SetMetric
-from plr_dspy.optimizer.demo_classes import DemoClasses
 from plr_dspy.programs.checks import AnyMetric, Checked, check_given
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest
@@ -135,8 +134,6 @@ class DemoChoices:
     # Examples that become demos and examples that may be retrieved, both keyed by trainset index.
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)
     retrievable: Mapping[int, dspy.Example] = field(default_factory=dict)
-    # The classes for which prompts must show a minimum number of demos, keyed by predictor.
-    demo_classes: Mapping[str, DemoClasses] = field(default_factory=dict)
     teacher: dspy.Module | None = None  # program whose answers become demos; None means the student
     # Instructions, keyed by predictor, that are not tried because they are too long, for example.
     dropped_instructions: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
@@ -301,15 +298,8 @@ def _check_splits(setup: CompileSetup, num_trainset: int, num_valset: int) -> No
     """Raise an error if a split is empty. Warn if there are only a few examples to score."""
     options = setup.options
     splits = setup.splits
-    fewer_demos = ""
-    if setup.demo_classes and 2 * len(setup.demo_examples) > num_trainset:
-        fewer_demos = (
-            f", or reduce or omit min_per_class={options.arguments['min_per_class']}, for which "
-            f"{len(setup.demo_examples)} examples become demos"
-        )
     if not (splits.train and splits.selection):
-        fix = f"pass more examples{fewer_demos or ', or fewer demos'}"
-        raise UserError(empty_split(splits, num_trainset, num_valset, fix=fix))
+        raise UserError(empty_split(splits, num_trainset, num_valset))
     if options.chooses_by_score and len(setup.scored_examples) < FEW_EXAMPLES:
         num_scored = len(setup.scored_examples)
         subject = f"{num_scored} examples"
@@ -318,9 +308,7 @@ def _check_splits(setup: CompileSetup, num_trainset: int, num_valset: int) -> No
                 f"only {num_scored} of {len(setup.examples)} examples can be used for scoring, because demos and "
                 "duplicates are excluded. These examples"
             )
-        logger.warning(
-            "%s are too few to find small gains: pass at least 100 examples%s", subject, fewer_demos
-        )
+        logger.warning("%s are too few to find small gains: pass at least 100 examples", subject)
 
 
 def checked_student(

@@ -16,7 +16,6 @@ from plr_dspy.programs.tokens import token_counter
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.scoring.budget import window_of
-from plr_dspy.search.quotas import Quotas
 from plr_dspy.search.space import WITHOUT_DEMOS
 
 # Number of examples whose tokens are counted. They are the examples with the longest inputs.
@@ -86,11 +85,10 @@ def _with_pooled_demos(setup: CompileSetup, name: str, without_demos: LongPrompt
     slots = setup.slots
     if not isinstance(slots, PoolSlots):
         return
-    space = slots.space
-    for slot, (lower, upper), quotas in zip(slots.slots, space.limits, space.quotas, strict=False):
+    for slot, (lower, upper) in zip(slots.slots, slots.space.limits, strict=False):
         if slot.predictor == name:
             tokens = [pooled.tokens for pooled in slot.pool]
-            yield _with_demos(setup, without_demos, tokens, min_demos=lower, max_demos=upper, quotas=quotas)
+            yield _with_demos(setup, without_demos, tokens, min_demos=lower, max_demos=upper)
 
 
 def _with_retrieved_demos(setup: CompileSetup, name: str, without_demos: LongPrompt) -> Iterator[LongPrompt]:
@@ -99,17 +97,11 @@ def _with_retrieved_demos(setup: CompileSetup, name: str, without_demos: LongPro
     if isinstance(slots, RetrievalSlots) and name in slots.retrieval_pools:
         tokens = slots.retrieval_pools[name].tokens
         max_demos = setup.options.max_demos
-        yield _with_demos(setup, without_demos, tokens, min_demos=0, max_demos=max_demos, quotas=Quotas())
+        yield _with_demos(setup, without_demos, tokens, min_demos=0, max_demos=max_demos)
 
 
 def _with_demos(
-    setup: CompileSetup,
-    without_demos: LongPrompt,
-    tokens: Sequence[int],
-    *,
-    min_demos: int,
-    max_demos: int,
-    quotas: Quotas,
+    setup: CompileSetup, without_demos: LongPrompt, tokens: Sequence[int], *, min_demos: int, max_demos: int
 ) -> LongPrompt:
     """Return the longest prompt that the limits on demos allow.
 
@@ -121,7 +113,6 @@ def _with_demos(
         without_demos: The longest prompt without demos.
         tokens: The number of tokens in each demo of the pool.
         min_demos, max_demos: Minimum and maximum number of demos in the prompt.
-        quotas: The minimum number of demos of each class.
     """
     longest_first = sorted(tokens, reverse=True)
     most = sum(longest_first[:max_demos])
@@ -130,9 +121,8 @@ def _with_demos(
         most = min(most, limit)
     room = without_demos.window - without_demos.tokens
     least_number = max(1, min_demos)
-    shortest_first = sorted(range(len(tokens)), key=tokens.__getitem__)
     fixes = []
-    if sum(tokens[number] for number in quotas.first(shortest_first, least_number)) <= room:
+    if sum(sorted(tokens)[:least_number]) <= room:
         fixes.append(f"max_demo_tokens={room}")
     num_fitting = sum(total <= room for total in itertools.accumulate(longest_first[:max_demos]))
     if num_fitting >= least_number:

@@ -8,29 +8,24 @@ import logging
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import dspy
 
 from plr_dspy.dspy_compat import current_adapter, rendered_signature
+from plr_dspy.errors import UserError
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.instructions import OWN, Instruction
 from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.splits import Examples, answer_classes, by_content
-from plr_dspy.programs.token_limits import too_many_tokens
 from plr_dspy.programs.tokens import Messages
-from plr_dspy.search.quotas import Quotas
 from plr_dspy.search.space import WITHOUT_DEMOS, Candidate, Ordering, OrderingSpace, WholeProgram
 
 logger = logging.getLogger(__name__)
-
-
-# Keyed by predictor name. See `PoolSlots`.
-QuotasOf: TypeAlias = Mapping[str, Callable[[Sequence[Any]], Quotas]]
 
 
 @dataclass(frozen=True)
@@ -266,36 +261,29 @@ class _Block(NamedTuple):
 
     Attributes:
         size: The number of items.
-        limits, quotas: As in `OrderingSpace`, but for this block only.
+        limits: The minimum and maximum number of items shown.
         own: The items in the student's own prompt.
-        shortest: The items with the fewest tokens that together meet the minimum and the quotas.
+        shortest: The minimum number of items, with the fewest tokens.
         num_tokens: The total number of tokens in the demos of `shortest`.
     """
 
     size: int
     limits: tuple[int, int] = (1, 1)
-    quotas: Quotas = Quotas()
     own: tuple[int, ...] = (0,)
     shortest: tuple[int, ...] = (0,)
     num_tokens: int = 0
 
 
-def _blocks_of_pools(
-    pools: Mapping[str, Sequence[PooledDemo]], quotas_of: QuotasOf, min_demos: int, max_demos: int
-) -> list[_Block]:
+def _blocks_of_pools(pools: Iterable[Sequence[PooledDemo]], min_demos: int, max_demos: int) -> list[_Block]:
     blocks = []
-    for name, pool in pools.items():
-        quotas = Quotas()
-        if name in quotas_of:
-            quotas = quotas_of[name]([pooled.demo for pooled in pool])
-        minimum = max(min(min_demos, len(pool)), quotas.total)
+    for pool in pools:
+        minimum = min(min_demos, len(pool))
         by_length = sorted(range(len(pool)), key=lambda item: pool[item].tokens)
-        shortest = quotas.first(by_length, minimum)
+        shortest = tuple(by_length[:minimum])
         num_own = [pooled.origin for pooled in pool].count(OWN)
         block = _Block(
             len(pool),
             limits=(minimum, min(max_demos, len(pool))),
-            quotas=quotas,
             own=tuple(range(num_own)),  # The student's own demos come first.
             shortest=shortest,
             num_tokens=sum(pool[item].tokens for item in shortest),
@@ -324,8 +312,6 @@ class PoolSlots(PromptSlots):
         programs: Other whole programs to compare with the arrangements.
         alternatives: For each predictor with several instructions, the instructions to choose
             from. The program's own instruction comes first.
-        quotas_of: For each predictor with quotas, a function that takes the demos of its pool and
-            returns the minimum number of demos for each class.
 
     Raises:
         ValueError: If no arrangement is within the limits.
@@ -342,22 +328,27 @@ class PoolSlots(PromptSlots):
         rivals: Sequence[Rival] = (),
         programs: Sequence[WholeProgram] = (),
         alternatives: Mapping[str, Sequence[Instruction]] = MappingProxyType({}),
-        quotas_of: QuotasOf = MappingProxyType({}),
     ) -> None:
         super().__init__(program, rivals)
         self.alternatives = dict(alternatives)
         short_demos = {name: _short_enough(pool, max_tokens) for name, pool in pools.items()}
         usable_pools = {name: pool for name, pool in short_demos.items() if pool}
         self.slots = tuple(self._slot(name, pool) for name, pool in usable_pools.items())
-        blocks = _blocks_of_pools(usable_pools, quotas_of, min_demos, max_demos)
+        blocks = _blocks_of_pools(usable_pools.values(), min_demos, max_demos)
         least_tokens = sum(block.num_tokens for block in blocks)
         if not blocks:  # There are no demos, or all demos exceed the limit.
             least_tokens = min((pooled.tokens for pooled in itertools.chain(*pools.values())), default=0)
         if max_tokens is not None and least_tokens > max_tokens:
-            # Demos that exceed the limit were dropped. The quotas of the full pools may require such demos.
-            full_blocks = _blocks_of_pools(pools, quotas_of, min_demos, max_demos)
+            # The pools lack demos that exceed the limit. With a higher limit, `min_demos` may require them.
+            full_blocks = _blocks_of_pools(pools.values(), min_demos, max_demos)
             required_tokens = max(least_tokens, sum(block.num_tokens for block in full_blocks))
-            raise too_many_tokens(required_tokens, max_tokens, min_demos, has_quotas=bool(quotas_of))
+            fix = "increase max_demo_tokens"
+            if min_demos:
+                fix += ", or reduce min_demos"
+            raise UserError(
+                f"max_demo_tokens must be at least {required_tokens}, because the shortest demos with {min_demos=} "
+                f"have this many tokens; got {max_tokens}: {fix}"
+            )
         blocks += [_Block(len(instructions)) for instructions in alternatives.values()]
         # The student's own prompt may exceed the limits.
         self.original: Candidate = tuple(block.own for block in blocks)
@@ -389,7 +380,6 @@ class PoolSlots(PromptSlots):
             allowed=None if max_tokens is None else fits,
             programs=(*self.competing, *programs),
             choices=tuple(map(numbers_of_slots.get, self.alternatives)),
-            quotas=tuple(block.quotas for block in blocks),
         )
         if space.contains(self.original) and space.allows(self.original):
             return replace(space, identity=self.original)
@@ -408,7 +398,7 @@ class PoolSlots(PromptSlots):
         Show the fraction `share` of the maximum, but at least the minimum. If this is not allowed, drop demos.
         """
         numbers = [max(minimum, math.ceil(share * maximum)) for minimum, maximum in self.space.limits]
-        arrangement = self.space.first_items(list(map(range, self.space.sizes)), numbers)
+        arrangement = tuple(tuple(range(number)) for number in numbers)
         return self.space.shortened(arrangement) or self.space.identity
 
     @property

@@ -215,8 +215,8 @@ def _split_off(
     return train, selection
 
 
-def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, fix: str) -> str:
-    """Return an error message about an empty split, with the given fix at the end."""
+def empty_split(splits: Splits, num_trainset: int, num_valset: int) -> str:
+    """Return an error message about an empty split."""
     if num_valset:
         needed = (
             "trainset and valset must each contain an example that is not in the other and that no demo shows"
@@ -229,7 +229,10 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, fix: str)
         num_usable = len(splits.train) + len(splits.selection)
         needed = "trainset must contain at least two examples that no demo shows"
         numbers = f"{count(num_trainset, 'example')} ({num_usable} usable)"
-    return f"{needed}; got {numbers}, without duplicates and examples that demos show: {fix}"
+    return (
+        f"{needed}; got {numbers}, without duplicates and examples that demos show: pass more examples, or fewer "
+        "demos"
+    )
 
 
 def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str] = ()) -> set[int]:

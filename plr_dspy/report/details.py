@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from plr_dspy.report.claims import scores_of_finalists
 from plr_dspy.report.formats import count, one_line, price, score_of, score_text, table, unread_note
 from plr_dspy.report.prompts import InstructionReport, SlotReport
-from plr_dspy.report.scarce_classes import BOOTSTRAPPED
 from plr_dspy.report.schema import Comparison, ReportData
 from plr_dspy.report.text import name_of_student, summary
 
 FIELD_WIDTH = 40  # maximum number of characters shown per field
+BOOTSTRAPPED = "bootstrapped from"  # prefix of the origins of bootstrapped demos
 
 
 def details(report: ReportData) -> Iterator[str]:

@@ -78,6 +78,6 @@ def _loading_error(path: str, content: bytes) -> UserError:
     if version is None or version in READABLE_VERSIONS:
         return UserError(f"{path} is not a plr_dspy report: pass a file written by report.save")
     return UserError(
-        f"{path} must have schema version {' or '.join(map(str, READABLE_VERSIONS))}; got {version!r}: load it "
-        "with the plr_dspy version that wrote it"
+        f"{path} must have a schema version from {READABLE_VERSIONS[0]} to {READABLE_VERSIONS[-1]}; got {version!r}: "
+        "load it with the plr_dspy version that wrote it"
     )

@@ -9,5 +9,4 @@ USER_PROGRAM_ODDS = 1.5
 # A prompt scored on fewer examples than this is not recommended, because its score is mostly inferred
 # from similar prompts.
 ENOUGH_SCORED = 20
-MAX_ATTEMPTS = 2  # maximum number of teacher calls per bootstrapped demo
 DEFAULT_MAX_DEMOS = 8  # default of `PLFewShot.max_demos`

@@ -330,8 +330,6 @@ class ReportData(Part):
         proposals: The calls that proposed instructions, or None if there were no such calls.
         retrieval: The choice between fixed and retrieved demos, or None if retrieved demos were
             not tried.
-        scarce_classes: For each predictor, the number of demos in the pool for each class with
-            fewer than `min_per_class` demos.
         random: Expected score of random demos, or of the same demos in a random order. None if
             unknown.
         constant: Score of always answering with the most frequent label, or None if unknown.
@@ -342,6 +340,9 @@ class ReportData(Part):
             the reason.
         vote_gain: The gain of `vote` over the returned program, or None if unknown.
     """
+
+    # Files of older versions have fields that reports no longer contain.
+    model_config = ConfigDict(extra="ignore")
 
     original: ProgramState
     returned: ProgramState
@@ -371,7 +372,6 @@ class ReportData(Part):
     instructions: list[InstructionReport] = []
     proposals: ProposalReport | None = None
     retrieval: RetrievalReport | None = None
-    scarce_classes: dict[str, dict[str, int]] = {}
     random: Alternative | None = None
     constant: Alternative | None = None
     vote: Alternative | None = None

@@ -28,7 +28,6 @@ from plr_dspy.report.formats import (
 )
 from plr_dspy.report.problems import TOO_LONG, problems
 from plr_dspy.report.rules import DEFAULT_MAX_DEMOS, ENOUGH_SCORED, MIN_ODDS, USER_PROGRAM_ODDS
-from plr_dspy.report.scarce_classes import scarce_classes
 from plr_dspy.report.schema import (
     AS_GOOD,
     FAILED,
@@ -78,7 +77,6 @@ def summary(report: ReportData) -> Iterator[str]:
     for instruction in report.other_instructions:
         chosen = instruction.alternatives[instruction.chosen]
         yield f"instruction for {instruction.predictor} ({chosen.origin}): {one_line(chosen.text)}"
-    yield from scarce_classes(report)
     yield from _calibration(report)
     yield from _cheaper_prompt(report)
     retrieval = report.retrieval

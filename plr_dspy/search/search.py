@@ -12,7 +12,6 @@ from plr_dspy.plackett_luce.updates import UpdateRule, smoothing_of, update_rule
 from plr_dspy.report.schema import Iteration
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel, one_thread
-from plr_dspy.search.quotas import Quotas
 from plr_dspy.search.space import (
     Candidate,
     Ordering,
@@ -40,10 +39,7 @@ class Search(ABC):
     """A search that proposes candidates in `ask()` and learns from their scores in `tell()`.
 
     If the space counts positions from the end, the first item drawn from a distribution is
-    shown last. A draw skips items that would leave too few places to meet the quotas. Skipping
-    tends to put items of rare classes last, so uniform draws are shuffled afterwards. If a draw is
-    not allowed, items are dropped from the beginning of its blocks, except items that a quota
-    requires.
+    shown last. If a draw is not allowed, items are dropped from the beginning of its blocks.
 
     Attributes:
         model: The model that predicts scores on new examples. By default, the model has no
@@ -125,12 +121,7 @@ class Search(ABC):
 
         If this ordering is not allowed, drop items until it is. If that fails, return the identity.
         """
-        modes = []
-        for quotas, distribution in zip(self.space.quotas, self.distributions, strict=True):
-            mode = distribution.mode
-            if quotas.total:
-                (mode,) = _with_quotas(quotas, mode[None], _complete(distribution).mode[None])
-            modes.append(self._reverse(mode.tolist()))
+        modes = [self._reverse(distribution.mode.tolist()) for distribution in self.distributions]
         return self.space.shortened(self.space.canonical(modes)) or self.space.identity
 
     def draw(self, num_draws: int, *, uniformly: bool = False) -> list[Ordering]:
@@ -145,19 +136,12 @@ class Search(ABC):
         for _ in range(MAX_BATCHES):
             if len(orderings) >= num_draws:
                 break
-            samples = []
-            for quotas, distribution in zip(self.space.quotas, distributions, strict=True):
-                sample = distribution.sample((num_draws,))
-                if quotas.total:
-                    sample = _with_quotas(quotas, sample, _complete(distribution).sample((num_draws,)))
-                samples.append(sample.tolist())
+            samples = [distribution.sample((num_draws,)).tolist() for distribution in distributions]
             for rankings in zip(*samples, strict=True):
-                ordering = tuple(tuple(self._reverse(ranking)) for ranking in rankings)
-                if uniformly:
-                    ordering = self.space.shuffled(ordering, self._permutation)
-                allowed_ordering = self.space.shortened(self.space.canonical(ordering))
-                if allowed_ordering is not None:
-                    orderings.append(allowed_ordering)
+                blocks = list(map(self._reverse, rankings))
+                ordering = self.space.shortened(self.space.canonical(blocks))
+                if ordering is not None:
+                    orderings.append(ordering)
         return orderings[:num_draws]
 
     def fresh(self, number: int, known: Container[Candidate]) -> list[Candidate]:
@@ -222,18 +206,13 @@ class Search(ABC):
 
         Stop when a block has too few items left for another ordering.
         """
-        most = [upper for _, upper in self.space.limits]
-        rankings = []
-        for size, upper in zip(self.space.sizes, most, strict=True):
+        parts = []
+        for size, (_, upper) in zip(self.space.sizes, self.space.limits, strict=True):
             items = self._permutation(size)
-            # Append the items of earlier orderings to each ranking. They replace items that an
-            # ordering skips to meet the quotas.
-            rankings.append(
-                [[*items[start:], *items[:start]] for start in range(0, size - upper + 1, max(1, upper))]
-            )
-        for blocks in zip(*rankings, strict=False):
-            longest = self.space.shuffled(self.space.first_items(blocks, most), self._permutation)
-            ordering = self.space.shortened(self.space.canonical(longest))
+            starts = range(0, size - upper + 1, max(1, upper))
+            parts.append([items[start : start + upper] for start in starts])
+        for blocks in zip(*parts, strict=False):
+            ordering = self.space.shortened(self.space.canonical(blocks))
             if ordering is not None:
                 yield ordering
 
@@ -241,14 +220,12 @@ class Search(ABC):
         """Yield allowed, nonempty beginnings of an ordering, longest first.
 
         The first beginning omits the last `num_dropped` items. Each further beginning is
-        `BEGINNING_STEP` items shorter. A beginning skips items where this is necessary to meet the
-        quotas.
+        `BEGINNING_STEP` items shorter.
         """
         num_blocks = self.space.num_lists
         longest = max(map(len, ordering[:num_blocks]), default=0)
         for length in range(longest - num_dropped, 0, -BEGINNING_STEP):
-            lengths = [max(length, quotas.total) for quotas in self.space.quotas]
-            beginning = self.space.first_items(ordering, lengths)
+            beginning = tuple(items[:length] for items in ordering)
             if self.space.contains(beginning) and self.space.allows(beginning):
                 yield beginning
 
@@ -364,21 +341,6 @@ class CrossEntropySearch(Search):
         elites = super().tell(orderings, scores)
         self.refit(elites)
         return elites
-
-
-def _complete(distribution: PlackettLuce) -> PlackettLuce:
-    """Return a copy of the distribution that always draws all items."""
-    return distribution.copy(length=distribution.num_items, length_probabilities=None)
-
-
-def _with_quotas(quotas: Quotas, rankings: Tensor, complete: Tensor) -> Tensor:
-    """Return rankings that meet the quotas and have the same lengths as `rankings`.
-
-    The items are taken from `complete`, which holds one ranking of all items per row of `rankings`.
-    """
-    lengths = (rankings != NOT_SHOWN).sum(dim=-1).tolist()
-    rows = [quotas.first(row, length) for row, length in zip(complete.tolist(), lengths, strict=True)]
-    return padded(rows, complete.shape[-1])
 
 
 def reason_to_stop(

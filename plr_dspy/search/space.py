@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeGuard
 
-from plr_dspy.search.quotas import Quotas
-
 if TYPE_CHECKING:
     import numpy as np
 
@@ -74,12 +72,10 @@ class OrderingSpace:
         choices: One entry for each choice. Choices are the last blocks, and show exactly one item
             each, such as an instruction. An entry is the index of the block with the same
             predictor's demos, or None if there is no such block.
-        quotas: For each block, the minimum number of items of each class. By default, all are 0.
         from_end: Whether positions are counted from the end. This is the case if limits are given.
 
     Raises:
-        ValueError: If the limits or quotas do not fit the blocks, or the identity is not in the
-            space.
+        ValueError: If the limits do not fit the blocks, or the identity is not in the space.
     """
 
     kinds: tuple[tuple[int, ...], ...]
@@ -88,7 +84,6 @@ class OrderingSpace:
     allowed: Callable[[Ordering], bool] | None = field(default=None, compare=False)
     programs: tuple[WholeProgram, ...] = ()
     choices: tuple[int | None, ...] = ()
-    quotas: tuple[Quotas, ...] = ()
     from_end: bool = field(init=False)
 
     @classmethod
@@ -129,16 +124,7 @@ class OrderingSpace:
                     f"limits must satisfy 0 <= minimum <= maximum <= {size} for a block of {size} items; "
                     f"got {lower} and {upper}"
                 )
-        if not self.quotas:
-            object.__setattr__(self, "quotas", tuple(Quotas() for _ in self.sizes))
-        for quotas, (lower, _) in zip(self.quotas, self.limits, strict=True):
-            if quotas.total > lower:
-                raise ValueError(
-                    f"limits must require at least {quotas.total} items, the sum of the quotas; got {lower}: "
-                    "increase the minimum, or reduce the quotas"
-                )
-        most = [upper for _, upper in self.limits]
-        identity = self.identity or self.first_items(list(map(range, self.sizes)), most)
+        identity = self.identity or tuple(tuple(range(upper)) for _, upper in self.limits)
         object.__setattr__(self, "identity", self.canonical(identity))
         if not self.allows(self.identity):
             raise ValueError(
@@ -156,10 +142,6 @@ class OrderingSpace:
         return tuple(len(set(kinds)) < len(kinds) for kinds in self.kinds)
 
     @cached_property
-    def _has_quotas(self) -> bool:
-        return any(quotas.minimums for quotas in self.quotas)
-
-    @cached_property
     def _positions(self) -> tuple[tuple[int, int], ...]:
         """The block and position of each item in an ordering that shows all items."""
         positions: list[tuple[int, int]] = []
@@ -168,7 +150,7 @@ class OrderingSpace:
         return tuple(positions)
 
     @cached_property
-    def _latest_moves(self) -> dict[Ordering, list[tuple[int, str, Sequence[int]]]]:
+    def _latest_moves(self) -> dict[Ordering, list[tuple[int, str, int]]]:
         """A cache with one entry: the possible moves from the latest ordering that was moved.
 
         Only `_moves_from()` uses the cache. This method changes the dict in place, because the
@@ -178,20 +160,15 @@ class OrderingSpace:
 
     @cached_property
     def num_distinct(self) -> int:
-        """The number of distinct orderings within the limits and quotas, plus the number of whole programs.
+        """The number of distinct orderings within the limits, plus the number of whole programs.
 
         The number includes orderings that `allowed` rejects.
         """
         total = 1
-        for kinds, quotas, (lower, upper) in zip(self.kinds, self.quotas, self.limits, strict=True):
-            # For each length, count distinct sequences within each class, then over all classes.
+        for kinds, (lower, upper) in zip(self.kinds, self.limits, strict=True):
             num_by_length = [1] + [0 for _ in range(upper)]
-            for minimum, members in quotas.of_kinds(kinds).values():
-                num_of_class = [1] + [0 for _ in range(upper)]
-                for num_alike in Counter(members).values():
-                    num_of_class = _interleaved(num_of_class, [1 for _ in range(num_alike + 1)])
-                allowed = [0 for _ in range(minimum)] + num_of_class[minimum:]
-                num_by_length = _interleaved(num_by_length, allowed)
+            for num_alike in Counter(kinds).values():
+                num_by_length = _with_items(num_by_length, num_alike)
             total *= sum(num_by_length[lower:])
         return total + len(self.programs)
 
@@ -218,7 +195,7 @@ class OrderingSpace:
     def contains(self, candidate: Candidate) -> TypeGuard[Ordering]:
         """Return whether a candidate is an ordering whose blocks are within the limits.
 
-        Quotas and `allowed` are not checked.
+        `allowed` is not checked.
         """
         if isinstance(candidate, WholeProgram) or len(candidate) != len(self.limits):
             return False
@@ -269,50 +246,21 @@ class OrderingSpace:
             changed += [self._with_block(ordering, block, [item]) for item in range(size, self.sizes[block])]
         return list(filter(self.allows, changed))
 
-    def first_items(self, rankings: Sequence[Sequence[int]], lengths: Sequence[int]) -> Ordering:
-        """Return an ordering that shows the first items of the given rankings.
-
-        For each block, `rankings` holds a ranking of all items, and `lengths` holds the number of
-        items to show. Items are skipped where this is necessary to meet the quotas.
-        """
-        blocks = zip(self.quotas, rankings, lengths, strict=True)
-        return tuple(quotas.first(ranking, length) for quotas, ranking, length in blocks)
-
-    def shuffled(self, ordering: Ordering, permutation: Callable[[int], Sequence[int]]) -> Ordering:
-        """Return the ordering after shuffling each block that has quotas.
-
-        Without shuffling, items of rare classes would usually come last, because `first_items()`
-        skips other items near the end.
-        """
-        blocks = list(ordering)
-        for block, quotas in enumerate(self.quotas):
-            if quotas.total:
-                items = ordering[block]
-                blocks[block] = tuple(items[place] for place in permutation(len(items)))
-        return tuple(blocks)
-
     def allows(self, ordering: Ordering) -> bool:
-        """Return whether an ordering within the limits meets the quotas and is accepted by `allowed`."""
-        if self._has_quotas:
-            blocks = zip(self.quotas, ordering, strict=True)
-            if not all(quotas.are_met(items) for quotas, items in blocks):
-                return False
+        """Return whether `allowed` accepts an ordering within the limits."""
         return self.allowed is None or self.allowed(ordering)
 
     def shortened(self, ordering: Ordering) -> Ordering | None:
         """Return the ordering after dropping items until it is allowed, or None if this fails.
 
-        Each step chooses the block whose length exceeds its minimum by the most. The first item of
-        this block that no quota requires is dropped.
+        Each step drops the first item of the block whose length exceeds its minimum by the most.
         """
         while not self.allows(ordering):
             num_spare = [len(items) - lower for items, (lower, _) in zip(ordering, self.limits, strict=True)]
             if not any(num_spare):
                 return None
             block = num_spare.index(max(num_spare))
-            first_spare = self.quotas[block].spare(ordering[block])[0]
-            items = _move(ordering[block], "drop", first_spare, self.sizes[block])
-            ordering = self._with_block(ordering, block, items)
+            ordering = self._with_block(ordering, block, ordering[block][1:])
         return ordering
 
     def enumerate(self) -> Iterator[Candidate]:
@@ -320,10 +268,10 @@ class OrderingSpace:
         yield self.identity
         yield from self.programs
         blocks = []
-        for kinds, quotas, (lower, upper) in zip(self.kinds, self.quotas, self.limits, strict=True):
+        for kinds, (lower, upper) in zip(self.kinds, self.limits, strict=True):
             arrangements: list[tuple[int, ...]] = []
             for length in range(lower, upper + 1):
-                arrangements += filter(quotas.are_met, _arrangements(kinds, length, range(len(kinds))))
+                arrangements += _arrangements(kinds, length, range(len(kinds)))
             blocks.append(arrangements)
         for ordering in itertools.product(*blocks):
             if ordering != self.identity and self.allows(ordering):
@@ -338,13 +286,11 @@ class OrderingSpace:
 
     def _draw_allowed(self, rng: np.random.Generator) -> Ordering:
         for _ in range(MAX_TRIES):
-            rankings = []
-            lengths = []
+            blocks = []
             for size, (lower, upper) in zip(self.sizes, self.limits, strict=True):
-                rankings.append(rng.permutation(size).tolist())
-                lengths.append(int(rng.integers(lower, upper + 1)))
-            items = self.shuffled(self.first_items(rankings, lengths), lambda n: rng.permutation(n).tolist())
-            ordering = self.canonical(items)
+                items = rng.permutation(size).tolist()
+                blocks.append(items[: rng.integers(lower, upper + 1)])
+            ordering = self.canonical(blocks)
             if self.allows(ordering):
                 return ordering
         # Few orderings are allowed, for example because of a token limit. Instead, make random moves
@@ -360,11 +306,12 @@ class OrderingSpace:
     def draw_longest(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
         """Draw, with replacement, orderings that show as many items as allowed."""
         orderings = []
-        most = [upper for _, upper in self.limits]
         for _ in range(num_draws):
-            rankings = [rng.permutation(size).tolist() for size in self.sizes]
-            longest = self.shuffled(self.first_items(rankings, most), lambda n: rng.permutation(n).tolist())
-            orderings.append(self.shortened(self.canonical(longest)) or self.identity)
+            blocks = []
+            for size, (_, upper) in zip(self.sizes, self.limits, strict=True):
+                items = rng.permutation(size).tolist()
+                blocks.append(items[:upper])
+            orderings.append(self.shortened(self.canonical(blocks)) or self.identity)
         return orderings
 
     def moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
@@ -381,15 +328,14 @@ class OrderingSpace:
             return moved if self.allows(moved) else ordering
         moves = self._moves_from(ordering)
         for _ in range(MAX_TRIES if moves else 0):
-            block, kind, numbers = moves[rng.integers(len(moves))]
-            number = numbers[int(rng.integers(len(numbers)))]
-            items = _move(ordering[block], kind, number, self.sizes[block])
+            block, kind, number = moves[rng.integers(len(moves))]
+            items = _move(ordering[block], kind, int(rng.integers(number)), self.sizes[block])
             moved = self._with_block(ordering, block, items)
             if self.allows(moved):
                 return moved
         return ordering
 
-    def _moves_from(self, ordering: Ordering) -> list[tuple[int, str, Sequence[int]]]:
+    def _moves_from(self, ordering: Ordering) -> list[tuple[int, str, int]]:
         """Return the result of `_moves()`, cached because a search makes many moves from one ordering."""
         moves = self._latest_moves.get(ordering)
         if moves is None:
@@ -398,22 +344,23 @@ class OrderingSpace:
             self._latest_moves[ordering] = moves
         return moves
 
-    def _moves(self, ordering: Ordering) -> list[tuple[int, str, Sequence[int]]]:
-        """Return each possible pair of a block and a kind of move, with the indices of possible moves.
+    def _moves(self, ordering: Ordering) -> list[tuple[int, str, int]]:
+        """Return each possible pair of a block and a kind of move, with the number of possible moves.
 
-        Possible moves respect the limits and quotas.
+        Possible moves respect the limits.
         """
-        moves: list[tuple[int, str, Sequence[int]]] = []
+        moves: list[tuple[int, str, int]] = []
         for block, (items, (lower, upper)) in enumerate(zip(ordering, self.limits, strict=True)):
             length = len(items)
-            unused = _unused(items, self.sizes[block])
-            quotas = self.quotas[block]
-            moves.append((block, "replace", quotas.replacements(items, unused)))
-            moves.append((block, "insert", range((length + 1) * len(unused) if length < upper else 0)))
-            moves.append((block, "drop", quotas.spare(items) if length > lower else ()))
-            moves.append((block, "shift", range(length * (length - 1))))
-            moves.append((block, "swap", range(length * (length - 1))))
-        return [move for move in moves if move[2]]
+            num_unused = self.sizes[block] - length
+            moves.append((block, "replace", length * num_unused))
+            if length < upper:
+                moves.append((block, "insert", (length + 1) * num_unused))
+            if length > lower:
+                moves.append((block, "drop", length))
+            moves.append((block, "shift", length * (length - 1)))
+            moves.append((block, "swap", length * (length - 1)))
+        return [(block, kind, number) for block, kind, number in moves if number]
 
     def _with_block(self, ordering: Ordering, block: int, items: Sequence[int]) -> Ordering:
         """Return the ordering with the items of one block replaced."""
@@ -430,16 +377,17 @@ class OrderingSpace:
         return tuple(unused_of_kind[kinds[item]].pop() for item in items)
 
 
-def _interleaved(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Return, for each length, the number of ways to interleave one sequence from each of two groups.
+def _with_items(num_by_length: Sequence[int], num_alike: int) -> list[int]:
+    """Return the number of distinct sequences of each length after adding items that look alike.
 
-    ``first[n]`` and ``second[n]`` are the numbers of sequences of length n in the groups.
+    ``num_by_length[n]`` is the number of sequences of length n without these items. A sequence may
+    show up to `num_alike` of them, in any positions.
     """
     totals = []
-    for length in range(len(first)):
+    for length in range(len(num_by_length)):
         total = 0
-        for num_second in range(min(length + 1, len(second))):
-            total += first[length - num_second] * second[num_second] * math.comb(length, num_second)
+        for num_added in range(min(length, num_alike) + 1):
+            total += num_by_length[length - num_added] * math.comb(length, num_added)
         totals.append(total)
     return totals
 

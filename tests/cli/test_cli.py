@@ -216,8 +216,7 @@ def test_metrics_over_a_set_have_names(folder, metric, name, capsys):
 
 
 def test_select_chooses_the_demos(folder, capsys):
-    limits = ("--max-demos", "2", "--min-per-class", "1")
-    selecting = compile_arguments("--select", *limits, "--report", "found.json")
+    selecting = compile_arguments("--select", "--max-demos", "2", "--report", "found.json")
     nowhere = [argument for argument in selecting if argument not in ("--out", "program.json")]
     assert cli.main([*nowhere, "--estimate"]) == 0
     output = capsys.readouterr().out
@@ -231,7 +230,7 @@ def test_select_chooses_the_demos(folder, capsys):
     assert cli.main(selecting) == 0
     report = Report.load("found.json")
     assert report.settings["method"] == "PLFewShot"
-    assert report.settings["min_per_class"] == 1
+    assert report.settings["max_demos"] == 2
     assert report.program_calls["total"] <= 60
     assert report.slots[0].original == [0, 1, 2]
     others = [best for best in report.best_by_number if best.ordering != {"self": [0, 1, 2]}]
@@ -556,10 +555,6 @@ PICKY = {"metric": "reviews_app.py:picky"}
         ),
         (compile_arguments("--threads", "0"), "--threads must be greater than or equal to 1; got 0"),
         (compile_arguments("--max-demos", "x"), "--max-demos: invalid int value: 'x'"),
-        (
-            compile_arguments("--select", "--min-per-class", "0"),
-            "--min-per-class must be greater than or equal to 1",
-        ),
         (compile_arguments("--num-instructions", "2.5"), "--num-instructions: invalid int value: '2.5'"),
         (compile_arguments("--max-calls", "-1"), "--max-calls must be greater than or equal to 1; got -1"),
         ([*CHOOSE_MISSING, "--max-calls", "x"], "--max-calls: invalid int value: 'x'"),
@@ -621,16 +616,11 @@ PICKY = {"metric": "reviews_app.py:picky"}
             "got an uncalibrated program: pass student.program",
         ),
         (compile_arguments("--demos", "demos.pkl"), "path must end in .json; got 'demos.pkl'"),
-        (
-            compile_arguments("--select", "--min-per-class", "20", "--max-demos", "40", "--max-calls", "99"),
-            "reduce or omit --min-per-class 20, for which 24 examples become demos",
-        ),
         (compile_arguments("--programs", "reviews_app.py:program"), "'reviews_app.py:program' twice"),
         (
             compile_arguments("--programs", "reviews_app.py:unsaveable"),
             "--out: demo 2 of predictor 'self' has a value",
         ),
-        (compile_arguments("--min-per-class", "1"), "--min-per-class needs --select"),
         (compile_arguments("--lm", "hosted_vllm/some-model", "--adapter", "plain"), "--api-base"),
         (
             compile_arguments(*CHAT, "--signal", "logprobs", **PICKY),

@@ -21,7 +21,6 @@ ARGS = argparse.Namespace(train="train.csv", val=None, data="rows.csv")
         ("devset[0] must have the inputs ['a']", "row 1 of rows.csv must have the inputs ['a']"),
         ("only more examples, in trainset or valset", "only more examples, in --train or --val"),
         ("got signal='score' and calibrate=True", "got --signal 'score' and --calibrate"),
-        ("reduce or omit min_per_class=1", "reduce or omit --min-per-class 1"),
         ("wait, or reduce num_threads", "wait, or reduce --threads"),
         ("the signature's inputs; log_dir isn't set", "the signature's inputs; --log-dir isn't set"),
     ],

@@ -185,9 +185,11 @@ class TestTokens:
         message = (
             "with min_demos=4 have this many tokens; got 70: increase max_demo_tokens, or reduce min_demos"
         )
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=message) as error:
             optimizer(max_demo_tokens=70, min_demos=4).compile(predict(), trainset=EXAMPLES)
         assert engine.num_calls == 0
+        least = int(str(error.value).split("at least ")[1].split(",")[0])
+        optimizer(max_demo_tokens=least, min_demos=4).estimate(predict(), trainset=EXAMPLES)
 
 
 @pytest.mark.parametrize(("least", "limit", "most"), [(0, None, 5), (5, None, 5), (2, 70, 2)])
@@ -234,6 +236,11 @@ class TestBadInput:
     def test_constructor_arguments_are_checked(self, name, value):
         with pytest.raises((TypeError, ValueError), match=name):
             optimizer(**{name: value})
+
+    def test_a_warning_says_how_many_of_few_examples_are_scored(self, engine, caplog):
+        optimizer().estimate(predict(), trainset=EXAMPLES[:36])
+        assert "only 27 of 36 examples can be used for scoring" in caplog.text
+        assert "too few to find small gains: pass at least 100 examples" in caplog.text
 
     def test_errors_come_before_any_call(self, engine):
         for options, compiled, message in (

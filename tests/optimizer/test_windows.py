@@ -102,13 +102,12 @@ def test_shorter_demos_are_advised_if_no_demo_fits(engine, window):
     assert "shorten the demos" in warning_of(fewshot(), student(0))
 
 
-def test_advised_token_limits_leave_room_for_the_long_demo_of_a_class(engine, window):
+def test_a_token_limit_is_advised_only_if_it_leaves_room_for_min_demos(engine, window):
     demos = [{"question": f"other {i}", "answer": "answer 0"} for i in range(4)]
     demos.append({"question": "long " * 200, "answer": "answer 1"})
     window(300)
     assert "max_demo_tokens" in warning_of(fewshot(candidates=demos, min_demos=2), student(0))
-    classes = fewshot(candidates=demos, min_per_class=1)
-    assert "shorten the demos" in warning_of(classes, student(0))
+    assert "shorten the demos" in warning_of(fewshot(candidates=demos, min_demos=5), student(0))
 
 
 def test_user_programs_are_named(engine, window, caplog):

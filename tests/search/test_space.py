@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -232,6 +233,8 @@ class TestChoices:
         assert wider.contains(ordering)
         assert wider.with_new_items(ordering, self.SPACE) == [((3, 1), (3,), (1,))]
         assert wider.chosen(ordering) == ((2,), (1,))
+        limited = replace(wider, allowed=lambda other: len(other[0]) < 2)
+        assert limited.with_new_items(ordering, self.SPACE) == []
 
     def test_draws_and_moves_choose_exactly_one_item(self):
         rng = np.random.default_rng(0)
