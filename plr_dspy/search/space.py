@@ -150,15 +150,6 @@ class OrderingSpace:
         return tuple(positions)
 
     @cached_property
-    def _latest_moves(self) -> dict[Ordering, list[tuple[int, str, int]]]:
-        """A cache with one entry: the possible moves from the latest ordering that was moved.
-
-        Only `_moves_from()` uses the cache. This method changes the dict in place, because the
-        dataclass is frozen.
-        """
-        return {}
-
-    @cached_property
     def num_distinct(self) -> int:
         """The number of distinct orderings within the limits, plus the number of whole programs.
 
@@ -326,7 +317,7 @@ class OrderingSpace:
             items = _shift(ordering[block], position, int(rng.integers(self.sizes[block])))
             moved = self._with_block(ordering, block, items)
             return moved if self.allows(moved) else ordering
-        moves = self._moves_from(ordering)
+        moves = self._moves(ordering)
         for _ in range(MAX_TRIES if moves else 0):
             block, kind, number = moves[rng.integers(len(moves))]
             items = _move(ordering[block], kind, int(rng.integers(number)), self.sizes[block])
@@ -334,15 +325,6 @@ class OrderingSpace:
             if self.allows(moved):
                 return moved
         return ordering
-
-    def _moves_from(self, ordering: Ordering) -> list[tuple[int, str, int]]:
-        """Return the result of `_moves()`, cached because a search makes many moves from one ordering."""
-        moves = self._latest_moves.get(ordering)
-        if moves is None:
-            moves = self._moves(ordering)
-            self._latest_moves.clear()
-            self._latest_moves[ordering] = moves
-        return moves
 
     def _moves(self, ordering: Ordering) -> list[tuple[int, str, int]]:
         """Return each possible pair of a block and a kind of move, with the number of possible moves.
