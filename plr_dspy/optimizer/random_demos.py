@@ -57,7 +57,7 @@ def random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Al
 def _longest(setup: CompileSetup) -> list[Ordering]:
     """Return random orderings that show as many demos as possible, with the student's instructions."""
     space = setup.slots.space
-    orderings = space.draw_longest(NUM_RANDOM, np.random.default_rng([setup.seed, 1]))
+    orderings = space.draw(NUM_RANDOM, np.random.default_rng([setup.seed, 1]), longest=True)
     return [space.with_first_choices(ordering) for ordering in orderings]
 
 

@@ -17,8 +17,7 @@ Ordering: TypeAlias = tuple[tuple[int, ...], ...]  # the items of each block, in
 
 # The ordering without demos. It is valid only in a space with a single block that may be empty.
 WITHOUT_DEMOS: Ordering = ((),)
-MAX_MOVES = 100  # number of random moves after which an ordering hardly depends on the identity
-MAX_TRIES = 1_000  # maximum number of draws or moves tried to obtain an allowed ordering
+MAX_TRIES = 1_000  # maximum number of moves tried to obtain an allowed ordering
 
 
 @dataclass(frozen=True)
@@ -268,40 +267,20 @@ class OrderingSpace:
             if ordering != self.identity and self.allows(ordering):
                 yield ordering
 
-    def draw(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
+    def draw(self, num_draws: int, rng: np.random.Generator, *, longest: bool = False) -> list[Ordering]:
         """Draw allowed orderings with replacement.
 
-        For each block, draw a length from a uniform distribution, then random items.
+        For each block, draw random items. Their number is drawn from a uniform distribution or, if
+        `longest` is true, is the maximum. If a draw is not allowed, items are dropped as in
+        `shortened()`. If that fails, the identity replaces the draw.
         """
-        return [self._draw_allowed(rng) for _ in range(num_draws)]
-
-    def _draw_allowed(self, rng: np.random.Generator) -> Ordering:
-        for _ in range(MAX_TRIES):
-            blocks = []
-            for size, (lower, upper) in zip(self.sizes, self.limits, strict=True):
-                items = rng.permutation(size).tolist()
-                blocks.append(items[: rng.integers(lower, upper + 1)])
-            ordering = self.canonical(blocks)
-            if self.allows(ordering):
-                return ordering
-        # Few orderings are allowed, for example because of a token limit. Instead, make random moves
-        # from the identity, because it is always allowed.
-        ordering = self.identity
-        for _ in range(MAX_MOVES):
-            moved = self.moved(ordering, rng)
-            if moved == ordering:
-                break
-            ordering = moved
-        return ordering
-
-    def draw_longest(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
-        """Draw, with replacement, orderings that show as many items as allowed."""
         orderings = []
         for _ in range(num_draws):
             blocks = []
-            for size, (_, upper) in zip(self.sizes, self.limits, strict=True):
+            for size, (lower, upper) in zip(self.sizes, self.limits, strict=True):
                 items = rng.permutation(size).tolist()
-                blocks.append(items[:upper])
+                length = upper if longest else rng.integers(lower, upper + 1)
+                blocks.append(items[:length])
             orderings.append(self.shortened(self.canonical(blocks)) or self.identity)
         return orderings
 

@@ -177,6 +177,14 @@ class TestDraws:
         expected = [20_000 / number / math.perm(4, len(items)) for (items,) in every]
         assert stats.chisquare([draws[o] for o in every], expected).pvalue > 1e-3
 
+    @pytest.mark.parametrize(("allowed", "number"), [(None, 4 + 3), (short, 3)])
+    def test_longest_draws_show_as_many_items_as_allowed(self, allowed, number):
+        limits = {"min_length": 0, "max_length": 4, "identity": ((), ())}
+        space = OrderingSpace.of_sizes(6, 3, **limits, allowed=allowed)
+        drawn = space.draw(50, np.random.default_rng(0), longest=True)
+        assert {sum(map(len, ordering)) for ordering in drawn} == {number}
+        assert len(set(drawn)) > 25
+
     @given(spaces(), seeds)
     def test_draws_are_in_the_space_and_reproducible(self, space, seed):
         first, again = (space.draw(5, np.random.default_rng(seed)) for _ in range(2))
