@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import dspy
 from pydantic import Field
@@ -28,7 +28,6 @@ from plr_dspy.optimizer.demos import (
     pools_of,
     why_none,
 )
-from plr_dspy.optimizer.fewshot_arguments import Candidates, Embedder, Instructions, PromptModel
 from plr_dspy.optimizer.fewshot_result import finish
 from plr_dspy.optimizer.front import Front
 from plr_dspy.optimizer.learning import LearningOptimizer
@@ -70,6 +69,24 @@ from plr_dspy.statistics.arrays import Array
 logger = logging.getLogger(__name__)
 
 NUM_INSTRUCTIONS = 6  # default number of instructions to propose for each predictor
+
+Demo: TypeAlias = dspy.Example | dict[str, Any]
+Texts: TypeAlias = Annotated[list[str], Field(min_length=1)]
+Candidates: TypeAlias = Annotated[
+    Literal["both", "labeled", "bootstrapped"] | Annotated[list[Demo], Field(min_length=1)],
+    Field(description="'both', 'labeled', 'bootstrapped', or a non-empty list of demos"),
+]
+Instructions: TypeAlias = Annotated[
+    Literal["propose"] | Texts | Annotated[dict[str, Texts], Field(min_length=1)] | None,
+    Field(description="'propose', a non-empty list of strings, or a dict from predictor names to such lists"),
+]
+Embedder: TypeAlias = Annotated[
+    Callable[..., Any] | None,
+    Field(description="a dspy.Embedder or None; for example, dspy.Embedder('openai/...')"),
+]
+PromptModel: TypeAlias = Annotated[
+    dspy.BaseLM | None, Field(description="a dspy.LM or None; for example, dspy.LM('openai/gpt-4o-mini')")
+]
 
 
 @arguments
