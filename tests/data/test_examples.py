@@ -4,18 +4,10 @@ import dspy
 import pytest
 from brief import Sentiment, accuracy, brief_reviews
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from every_function import RUNS
 from fakes import PlainLabels, Program, Wrapped, lm_of
 
-from plr_dspy import (
-    BatchCalibration,
-    PlainTextAdapter,
-    PLFewShot,
-    PLReorder,
-    choose_program,
-    evaluate_programs,
-    headroom,
-)
-from plr_dspy.baselines import TopKOrder
+from plr_dspy import PlainTextAdapter, PLReorder
 from plr_dspy.data.examples import as_examples
 
 REVIEWS = brief_reviews("train", 60)
@@ -30,52 +22,47 @@ def with_demos(number=3):
     return student
 
 
-def optimize(make_optimizer):
-    """Return a function that compiles a program and returns the compiled demos and the numbers of calls."""
-
-    def compiled_demos(rows, **options):
-        optimizer = make_optimizer()
-        parts = {"trainset": range(40), "valset": range(40, 60)}
-        for name, numbers in parts.items():
-            parts[name] = (
-                [rows[number] for number in numbers] if isinstance(rows, list) else rows.select(numbers)
-            )
-        program = optimizer.compile(with_demos(), **parts, **options)
-        return [demo.toDict() for demo in program.predictors()[0].demos], optimizer.report.program_calls
-
-    return compiled_demos
-
-
-COMMON = {"num_threads": 1, "display_progress": False}
-CALLS = {"max_metric_calls": 40, **COMMON}
-PROGRAMS = {"three": with_demos(), "two": with_demos(2)}
-USES = {
-    "PLReorder": optimize(lambda: PLReorder(accuracy, **CALLS)),
-    "PLFewShot": optimize(lambda: PLFewShot(accuracy, max_demos=2, **CALLS)),
-    "TopKOrder": optimize(lambda: TopKOrder(accuracy, max_metric_calls=100, **COMMON)),
-    "BatchCalibration": lambda rows, **more: (
-        BatchCalibration(num_inputs=8, **COMMON).compile(with_demos(), trainset=rows, **more).calibration
-    ),
-    "choose_program": lambda rows, **more: (
-        choose_program(PROGRAMS, accuracy, rows, **CALLS, **more).report.programs
-    ),
-    "headroom": lambda rows, **more: headroom(
-        with_demos(), accuracy, rows, max_metric_calls=200, **COMMON, **more
-    ),
-    "evaluate_programs": lambda rows, **more: evaluate_programs(PROGRAMS, accuracy, rows, **COMMON, **more),
+OPTIONS = {
+    "PLReorder": {"max_metric_calls": 40},
+    "PLFewShot": {"max_metric_calls": 40, "max_demos": 2},
+    "TopKOrder": {"max_metric_calls": 100},
+    "BatchCalibration": {"num_inputs": 8},
+    "choose_program": {"max_metric_calls": 40},
+    "headroom": {"max_metric_calls": 200},
+    "evaluate_programs": {},
 }
 
 
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_every_function_accepts_data_sets_and_dicts(use):
-    with dspy.context(lm=lm_of(PlainLabels(lean=0.5)), adapter=PlainTextAdapter()):
-        expected = use(REVIEWS)
-        assert use(REVIEW_DATASET) == expected
-        assert use([example.toDict() for example in REVIEWS], inputs=["review"]) == expected
+def record_calls(name, rows, **options):
+    """Return the prompts of all model calls, and the arguments of all metric calls."""
+    scored = []
+
+    def metric(example, prediction, trace=None):
+        scored.append((example.toDict(), prediction.sentiment))
+        return accuracy(example, prediction)
+
+    engine = PlainLabels(lean=0.5)
+    with dspy.context(lm=lm_of(engine), adapter=PlainTextAdapter()):
+        RUNS[name](with_demos(), metric, rows, **OPTIONS[name], **options)
+    return engine.prompts, scored
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_function_accepts_data_sets_and_dicts(name):
+    expected = record_calls(name, REVIEWS)
+    assert record_calls(name, REVIEW_DATASET) == expected
+    assert record_calls(name, [example.toDict() for example in REVIEWS], inputs=["review"]) == expected
+
+
+def test_a_valset_may_be_a_data_set():
+    expected = record_calls("PLReorder", REVIEWS[:40], valset=REVIEWS[40:])
+    rows = REVIEW_DATASET.select(range(40))
+    valset = REVIEW_DATASET.select(range(40, 60))
+    assert record_calls("PLReorder", rows, valset=valset) == expected
 
 
 def test_estimates_accept_data_sets():
-    optimizer = PLReorder(accuracy, **CALLS)
+    optimizer = PLReorder(accuracy, max_metric_calls=40)
     with dspy.context(lm=lm_of(PlainLabels())):
         expected = optimizer.estimate(with_demos(), trainset=REVIEWS)
         assert optimizer.estimate(with_demos(), trainset=REVIEW_DATASET, inputs=["review"]) == expected

@@ -1,14 +1,15 @@
 """Calibration after other optimizers, and the errors of other optimizers for calibrated students."""
 
 import pytest
+from every_function import QUIET, RUNS, compiled
 from fakes import LabelEngine, Program, using
 from label_engines import LABELS, exact, normal
 from label_world import EXAMPLES, number, student, two
 
-from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, PLReorder, headroom
-from plr_dspy.baselines import PDO, TopKOrder
+from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLReorder
+from plr_dspy.baselines import TopKOrder
 
-QUIET = {"num_threads": 1, "display_progress": False}
+REJECTING = ["PLReorder", "PLReorder, calibrated", "PLFewShot", "TopKOrder", "StaticOrder", "PDO", "headroom"]
 
 
 def probabilities(demos, text):
@@ -26,36 +27,19 @@ def calibrated(program=None):
     return BatchCalibration(**QUIET).compile(program or student(), trainset=EXAMPLES)
 
 
-def compiling(optimizer, **options):
-    def run(program):
-        optimizer(exact, **options, **QUIET).compile(program, trainset=EXAMPLES)
-
-    return run
-
-
-WAYS = {
-    "PLReorder": compiling(PLReorder),
-    "calibrate": compiling(PLReorder, calibrate=True),
-    "PLFewShot": compiling(PLFewShot),
-    "TopKOrder": compiling(TopKOrder),
-    "PDO": compiling(PDO),
-    "headroom": lambda program: headroom(program, exact, EXAMPLES),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_calibrated_students_are_rejected_before_any_call(engine, way):
+@pytest.mark.parametrize("name", REJECTING)
+def test_calibrated_students_are_rejected_before_any_call(engine, name):
     program = calibrated()
     before = engine.requests
     message = r"must not be calibrated.*: pass \w+\.program"
     with pytest.raises(ValueError, match=message):
-        WAYS[way](program)
+        RUNS[name](program, exact, EXAMPLES)
     assert engine.requests == before
 
 
 @pytest.mark.parametrize(("metric", "warns"), [(F1("positive"), True), (exact, False)])
 def test_the_metric_over_a_set_of_a_search_is_asked_for_again(engine, caplog, metric, warns):
-    ordered = PLReorder(metric, max_metric_calls=100, **QUIET).compile(student(), trainset=EXAMPLES)
+    ordered, _ = compiled(PLReorder, metric, student(), EXAMPLES, max_metric_calls=100)
     calibrated(ordered)
     advice = "pass BatchCalibration(metric=F1(label='positive', average='binary'))"
     assert (advice in caplog.text) == warns
@@ -66,8 +50,7 @@ def test_the_metric_over_a_set_of_a_search_is_asked_for_again(engine, caplog, me
 
 @pytest.mark.parametrize("optimizer", [PLReorder, TopKOrder])
 def test_compiled_programs_can_be_calibrated(engine, optimizer):
-    optimizer = optimizer(exact, max_metric_calls=100, **QUIET)
-    ordered = optimizer.compile(student(), trainset=EXAMPLES)
+    ordered, _ = compiled(optimizer, exact, student(), EXAMPLES, max_metric_calls=100)
     program = calibrated(ordered)
     assert isinstance(program, CalibratedProgram)
     texts = [demo["text"] for demo in program.program.demos]
@@ -77,10 +60,9 @@ def test_compiled_programs_can_be_calibrated(engine, optimizer):
 
 def test_a_program_with_a_calibrated_part_is_ordered_by_scores(engine):
     program = Program(lambda self, text: self.part(text=text), part=calibrated())
-    optimizer = PLReorder(exact, max_metric_calls=60, **QUIET)
-    compiled = optimizer.compile(program, trainset=EXAMPLES)
+    ordered, optimizer = compiled(PLReorder, exact, program, EXAMPLES, max_metric_calls=60)
     assert optimizer.report.signal.reason == "a part of the program is calibrated"
-    assert compiled.part.calibration == program.part.calibration
+    assert ordered.part.calibration == program.part.calibration
     with pytest.raises(
         ValueError, match="in a CalibratedProgram, which cannot be calibrated: pass the program"
     ):

@@ -4,16 +4,14 @@ import random
 
 import dspy
 import pytest
+from every_function import RUNS
 from fakes import using
 from label_engines import LABELS, exact
 from label_world import Engine, go, labeled
 
-from plr_dspy import PLFewShot, headroom
-from plr_dspy.baselines import StaticOrder, TopKOrder
 from plr_dspy.programs.splits import make_splits
 
 FEW = {"max_metric_calls": 60}
-QUIET = {"num_threads": 1, "display_progress": False}
 
 
 def rows(count=57, *, num_repeated=3):
@@ -32,45 +30,14 @@ def student(labels=()):
 FOUR = student(["negative", "positive", "negative", "positive"])
 
 
-def choose_demos(trainset):
-    go(Engine(), kind=PLFewShot, program=student(), trainset=trainset, **FEW)
+CHECKING = ["PLFewShot", "PLReorder", "PLReorder, calibrated", "TopKOrder", "StaticOrder", "headroom"]
 
 
-def reorder(trainset):
-    go(Engine(), program=FOUR, trainset=trainset, **FEW)
-
-
-def calibrate(trainset):
-    go(Engine(), program=FOUR, trainset=trainset, calibrate=True, **FEW)
-
-
-def retrieve(trainset):
-    top_k = TopKOrder(exact, max_metric_calls=120, **QUIET)
-    top_k.compile(FOUR, trainset=trainset)
-
-
-def draw_at_random(trainset):
-    StaticOrder(exact, **QUIET).compile(FOUR, trainset=trainset)
-
-
-def measure(trainset):
-    headroom(FOUR, exact, trainset, max_metric_calls=100, **QUIET)
-
-
-COMPILES = {
-    "PLFewShot": choose_demos,
-    "PLReorder": reorder,
-    "calibrate": calibrate,
-    "TopKOrder": retrieve,
-    "StaticOrder": draw_at_random,
-    "headroom": measure,
-}
-
-
-@pytest.mark.parametrize(("name", "num_repeated"), [*((name, 3) for name in COMPILES), ("PLReorder", 0)])
+@pytest.mark.parametrize(("name", "num_repeated"), [*((name, 3) for name in CHECKING), ("PLReorder", 0)])
 def test_duplicates_are_reported_once(name, num_repeated, caplog):
-    with using(Engine(), "fake/x"):
-        COMPILES[name](rows(num_repeated=num_repeated))
+    with using(Engine()):
+        options = {} if name == "StaticOrder" else {"max_metric_calls": 120}
+        RUNS[name](FOUR, exact, rows(num_repeated=num_repeated), **options)
     lines = [message for message in caplog.messages if "duplicates" in message]
     assert len(lines) == (num_repeated > 0)
     if num_repeated:

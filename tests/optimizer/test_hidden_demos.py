@@ -5,32 +5,23 @@ import contextlib
 import dspy
 import fakes
 import pytest
+from every_function import RUNS
 from fakes import engine_for, exact_match, questions, student, using
 
-from plr_dspy import PLFewShot, PLReorder, choose_program, evaluate_programs, headroom
+from plr_dspy import PLFewShot, PLReorder
 
 EXAMPLES = questions(60)
 UNANSWERED = [dspy.Example(question=f"demo {i}", note="a") for i in range(3)]
 
-RUNS = {
-    "PLReorder": ("student", lambda program: PLReorder(exact_match).compile(program, trainset=EXAMPLES)),
-    "PLFewShot": ("student", lambda program: PLFewShot(exact_match).compile(program, trainset=EXAMPLES)),
-    "PLFewShot with programs": (
-        "programs['b']",
-        lambda program: PLFewShot(exact_match).compile(
-            student(4), trainset=EXAMPLES, programs={"b": program}
-        ),
-    ),
-    "headroom": ("program", lambda program: headroom(program, exact_match, EXAMPLES)),
-    "choose_program": (
-        "programs['b']",
-        lambda program: choose_program({"a": student(), "b": program}, exact_match, EXAMPLES),
-    ),
-    "evaluate_programs": (
-        "programs['b']",
-        lambda program: evaluate_programs({"a": student(), "b": program}, exact_match, EXAMPLES),
-    ),
+ARGUMENTS = {
+    "PLReorder": "student",
+    "PLFewShot": "student",
+    "PLFewShot, programs": "programs['given']",
+    "headroom": "program",
+    "choose_program": "programs['given']",
+    "evaluate_programs": "programs['given']",
 }
+"""The argument in which each function receives the program."""
 
 
 def warnings_before_calls(caplog, run):
@@ -41,11 +32,10 @@ def warnings_before_calls(caplog, run):
     return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_of_a_program_are_named_once(caplog, name):
-    argument, run = RUNS[name]
+@pytest.mark.parametrize(("name", "argument"), ARGUMENTS.items())
+def test_of_a_program_are_named_once(caplog, name, argument):
     program = student([*EXAMPLES[:3], *UNANSWERED])
-    warnings = warnings_before_calls(caplog, lambda: run(program))
+    warnings = warnings_before_calls(caplog, lambda: RUNS[name](program, exact_match, EXAMPLES))
     expected = (
         f"in {argument}, the adapter leaves out 3 of 6 demos of predictor 'self' (demo 3 has no 'answer'): complete "
         "these demos, or remove them"

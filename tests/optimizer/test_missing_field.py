@@ -2,9 +2,10 @@
 
 import dspy
 import pytest
+from every_function import RUNS
 from fakes import Program, engine_for, questions, student, using
 
-from plr_dspy import PLFewShot, PLReorder, choose_program, estimate, evaluate_programs, headroom
+from plr_dspy import PLFewShot, PLReorder, estimate, headroom
 
 EXAMPLES = questions(60)
 MESSAGE = r"the metric reads the field 'gold', which no example has; the columns are \['question', 'answer'\]"
@@ -25,25 +26,24 @@ def in_two_steps():
     )
 
 
-RUNS = {
-    "PLReorder": lambda program, metric: PLReorder(metric, num_threads=1).compile(program, trainset=EXAMPLES),
-    "PLFewShot": lambda program, metric: PLFewShot(metric, num_threads=1).compile(program, trainset=EXAMPLES),
-    "estimate": lambda program, metric: PLFewShot(metric).estimate(program, trainset=EXAMPLES),
-    "evaluate_programs": lambda program, metric: evaluate_programs(
-        {"a": program}, metric, EXAMPLES, num_threads=1
-    ),
-    "headroom": lambda program, metric: headroom(program, metric, EXAMPLES, num_threads=1),
-    "estimate of headroom": lambda program, metric: estimate(headroom, program, metric, EXAMPLES),
-    "choose_program": lambda program, metric: choose_program([program, student(4)], metric, EXAMPLES),
-}
-CALLING = [name for name in RUNS if not name.startswith("estimate") and name != "choose_program"]
+def estimate_compile(program, metric, rows):
+    return PLFewShot(metric).estimate(program, trainset=rows)
 
 
-@pytest.mark.parametrize("run", RUNS)
+def estimate_headroom(program, metric, rows):
+    return estimate(headroom, program, metric, rows)
+
+
+CALLING = ["PLReorder", "PLFewShot", "evaluate_programs", "headroom"]
+RUNNING = {name: RUNS[name] for name in [*CALLING, "choose_program"]}
+ESTIMATING = {"estimate": estimate_compile, "estimate of headroom": estimate_headroom}
+
+
+@pytest.mark.parametrize("run", [*RUNNING.values(), *ESTIMATING.values()], ids=[*RUNNING, *ESTIMATING])
 def test_of_a_single_predictor_is_an_error_before_any_call(run):
     engine = engine_for(EXAMPLES)
     with using(engine), pytest.raises(ValueError, match=MESSAGE):
-        RUNS[run](student(), reads_gold_first)
+        run(student(), reads_gold_first, EXAMPLES)
     assert engine.num_calls == 0
 
 
@@ -71,11 +71,11 @@ def test_an_estimate_scores_a_single_answer():
         assert len(calls) == 2
 
 
-@pytest.mark.parametrize("run", CALLING)
-def test_of_another_program_is_an_error_after_the_first_call(run):
+@pytest.mark.parametrize("name", CALLING)
+def test_of_another_program_is_an_error_after_the_first_call(name):
     engine = engine_for(EXAMPLES)
     with using(engine), pytest.raises(ValueError, match=MESSAGE) as caught:
-        RUNS[run](in_two_steps(), reads_gold_last)
+        RUNS[name](in_two_steps(), reads_gold_last, EXAMPLES)
     assert engine.num_calls == 1
     assert "teacher" not in " ".join(caught.value.__notes__)
 

@@ -3,19 +3,12 @@
 import dspy
 import numpy as np
 import pytest
+from every_function import RUNS
 from fakes import LabelEngine, Program, engine_for, exact_match, lm_of, questions, student, using
 from label_engines import exact
 from yes_or_no import LABELS, YES_OR_NO, Answering, evaluated, evaluated_alone, examples, minus
 
-from plr_dspy import (
-    F1,
-    BatchCalibration,
-    CalibratedProgram,
-    Calibration,
-    ConfusionMetric,
-    PLFewShot,
-    evaluate_programs,
-)
+from plr_dspy import F1, CalibratedProgram, Calibration, ConfusionMetric, evaluate_programs
 
 
 @pytest.fixture(autouse=True)
@@ -249,21 +242,16 @@ def precision(counts, labels):
     return counts[place, place] / counts[:, place].sum()
 
 
-def test_a_set_metric_that_fails_for_a_constant_answer_is_rejected_before_any_call():
+@pytest.mark.parametrize("name", ["evaluate_programs", "BatchCalibration", "PLFewShot"])
+def test_a_set_metric_that_fails_for_a_constant_answer_is_rejected_before_any_call(name):
     devset = examples(20, range(5))
     metric = ConfusionMetric(precision)
     message = r"always answers 'no' .*got nan.*return a finite number for every confusion matrix"
-    for run in (
-        lambda program: evaluate_programs([program], metric, devset, display_progress=False),
-        lambda program: BatchCalibration(metric=metric, display_progress=False).compile(
-            program, trainset=devset
-        ),
-        lambda program: PLFewShot(metric, display_progress=False).compile(program, trainset=devset),
-    ):
-        engine = LabelEngine(LABELS, lambda demos, text: [0.5, 0.5])
-        with using(engine), np.errstate(invalid="ignore"), pytest.raises(ValueError, match=message):
-            run(dspy.Predict(YES_OR_NO))
-        assert engine.requests == 0
+    options = {"metric": metric} if name == "BatchCalibration" else {}
+    engine = LabelEngine(LABELS, lambda demos, text: [0.5, 0.5])
+    with using(engine), np.errstate(invalid="ignore"), pytest.raises(ValueError, match=message):
+        RUNS[name](dspy.Predict(YES_OR_NO), metric, devset, **options)
+    assert engine.requests == 0
 
 
 def test_a_set_metric_that_always_raises_is_rejected_before_any_call():

@@ -8,12 +8,13 @@ import dspy
 import numpy as np
 import pydantic
 import pytest
+from every_function import QUIET, RUNS
 from fakes import Program, using
 from label_engines import exact
 from label_world import DEMOS, EXAMPLES, Engine, student
 
-from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, evaluate_programs, headroom
-from plr_dspy.baselines import PerInputOrder, TopKOrder
+from plr_dspy import F1, PLFewShot, PLReorder, evaluate_programs
+from plr_dspy.baselines import PerInputOrder
 
 
 class Notebook:
@@ -71,6 +72,9 @@ MEMORIES = {
 }
 
 
+OVER_A_SET = F1("positive", field="label")
+
+
 class World:
     """Examples with a memory that the program and the metric modify, and the memories in all calls."""
 
@@ -95,29 +99,6 @@ class World:
         return exact(example, prediction)
 
 
-QUIET = {"num_threads": 1, "display_progress": False}
-
-
-def reorder(world, **options):
-    optimizer = PLReorder(options.pop("metric", world.metric), max_metric_calls=60, **QUIET, **options)
-    optimizer.compile(world.program(), trainset=world.trainset)
-
-
-def choose(world, **options):
-    optimizer = PLFewShot(world.metric, max_metric_calls=60, max_demos=2, **QUIET, **options)
-    optimizer.compile(world.program(()), trainset=world.trainset)
-
-
-def evaluate(world, metric=None):
-    programs = {"a": world.program(), "b": world.program()}
-    evaluation = evaluate_programs(programs, metric or world.metric, world.trainset[:20], **QUIET)
-    assert evaluation.programs["a"].score == evaluation.programs["b"].score
-
-
-def calibrate(world, **options):
-    BatchCalibration(num_inputs=20, **QUIET, **options).compile(world.program(), trainset=world.trainset)
-
-
 def ask_in_orders(world):
     """Call a program of the kind that DEmO returns: it calls the model with several orders."""
     orders = [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]]
@@ -125,46 +106,57 @@ def ask_in_orders(world):
     PerInputOrder(world.program(), kept)(**world.trainset[0].inputs())
 
 
+LIMIT = {"max_metric_calls": 60}
+FEW_DEMOS = {"max_metric_calls": 60, "max_demos": 2}
 WAYS = {
-    "PLReorder": reorder,
-    "PLReorder, score": lambda world: reorder(world, signal="score"),
-    "PLReorder, calibrated": lambda world: reorder(world, calibrate=True),
-    "PLFewShot, labeled": lambda world: choose(world, candidates="labeled"),
-    "PLFewShot, bootstrapped": lambda world: choose(world, candidates="bootstrapped"),
-    "PLFewShot, retrieved": lambda world: choose(world, demos="auto"),
-    "TopKOrder": lambda world: TopKOrder(
-        world.metric, num_candidates=4, max_metric_calls=120, **QUIET
-    ).compile(world.program(), trainset=world.trainset),
-    "evaluate_programs": evaluate,
-    "headroom": lambda world: headroom(world.program(), world.metric, world.trainset, **QUIET),
-    "BatchCalibration": calibrate,
-    "BatchCalibration, F1": lambda world: calibrate(world, metric=F1("positive", field="label")),
-    "F1, compile": lambda world: reorder(world, metric=F1("positive", field="label")),
-    "F1, evaluate_programs": lambda world: evaluate(world, F1("positive", field="label")),
-    "PerInputOrder": ask_in_orders,
+    "PLReorder": ("PLReorder", LIMIT),
+    "PLReorder, score": ("PLReorder", {**LIMIT, "signal": "score"}),
+    "PLReorder, calibrated": ("PLReorder, calibrated", LIMIT),
+    "PLFewShot, labeled": ("PLFewShot", {**FEW_DEMOS, "candidates": "labeled"}),
+    "PLFewShot, bootstrapped": ("PLFewShot", {**FEW_DEMOS, "candidates": "bootstrapped"}),
+    "PLFewShot, retrieved": ("PLFewShot", {**FEW_DEMOS, "demos": "auto"}),
+    "TopKOrder": ("TopKOrder", {"num_candidates": 4, "max_metric_calls": 120}),
+    "headroom": ("headroom", {}),
+    "evaluate_programs": ("evaluate_programs", {}),
+    "BatchCalibration": ("BatchCalibration", {"num_inputs": 20}),
+    "BatchCalibration, F1": ("BatchCalibration", {"num_inputs": 20, "metric": OVER_A_SET}),
 }
 
 
-def check(world, way):
+def call(world, way, metric=None):
+    name, options = WAYS[way]
+    RUNS[name](world.program(), metric or world.metric, world.trainset, **options)
+
+
+def check(world, call, *arguments):
     with using(Engine()):
-        WAYS[way](world)
+        call(world, *arguments)
     assert {repr(example.memory) for example in world.trainset} == {world.original}
     assert world.seen == {world.original}
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_call_receives_a_memory_that_another_call_modified(way):
-    check(World(*MEMORIES["history"]), way)
+    check(World(*MEMORIES["history"]), call, way)
+
+
+@pytest.mark.parametrize("way", ["PLReorder", "evaluate_programs"])
+def test_metrics_over_a_set_do_not_share_a_memory(way):
+    check(World(*MEMORIES["history"]), call, way, OVER_A_SET)
+
+
+def test_a_program_that_asks_in_several_orders_shares_no_memory():
+    check(World(*MEMORIES["history"]), ask_in_orders)
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_values_of_every_type_are_copied_for_each_call(memory):
-    check(World(*MEMORIES[memory]), "evaluate_programs")
+    check(World(*MEMORIES[memory]), call, "evaluate_programs")
 
 
 @pytest.mark.parametrize("way", ["PLReorder", "PLFewShot, bootstrapped", "evaluate_programs"])
 def test_values_in_a_subclass_of_example_are_copied_for_each_call(way):
-    check(World(*MEMORIES["nested in a list"], Row), way)
+    check(World(*MEMORIES["nested in a list"], Row), call, way)
 
 
 def test_an_input_that_the_program_modifies_is_still_excluded_from_its_demos():
@@ -218,7 +210,7 @@ def test_a_value_that_cannot_be_copied_is_rejected_before_any_call(make, way):
     engine = Engine()
     world.trainset[7].memory = make()
     with using(engine), pytest.raises(TypeError) as error:
-        WAYS[way](world)
+        call(world, way)
     dataset = "devset" if way == "evaluate_programs" else "trainset"
     kind = type(world.trainset[7].memory).__name__
     message = f"field 'memory' of {dataset}[7] cannot be copied for each call: it is a {kind}"

@@ -1,6 +1,5 @@
 """Errors and warnings about labels and demos that appear before any call is made."""
 
-import contextlib
 import math
 import re
 from typing import Literal
@@ -8,38 +7,14 @@ from typing import Literal
 import dspy
 import fakes
 import pytest
+from every_function import RUNS
 from fakes import engine_for, exact_match, questions, using
 
-from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, evaluate_programs, headroom
+from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, evaluate_programs
 from plr_dspy.labels.reader import NoProbabilities
 
 EXAMPLES = questions(60)
-
-
-RUNS = {
-    "PLReorder": lambda program, examples: PLReorder(exact_match, max_errors=1).compile(
-        program, trainset=examples
-    ),
-    "PLFewShot": lambda program, examples: PLFewShot(exact_match, max_errors=1).compile(
-        program, trainset=examples
-    ),
-    "evaluate_programs": lambda program, examples: evaluate_programs({"a": program}, exact_match, examples),
-    "headroom": lambda program, examples: headroom(program, exact_match, examples, max_errors=1),
-}
-
-
-def warned(caplog, run, program, examples):
-    """Return the warnings that are logged before the first call."""
-    for predictor in program.predictors():
-        predictor.demos = predictor.demos or [
-            dspy.Example(question=f"demo {i}", answer="a") for i in range(4)
-        ]
-    engine = engine_for(EXAMPLES, at=dict.fromkeys(range(20), fakes.interrupt))
-    with using(engine), contextlib.suppress(KeyboardInterrupt):
-        RUNS[run](program, examples)
-    return caplog.messages
-
-
+CALLING = ["PLReorder", "PLFewShot", "evaluate_programs", "headroom"]
 LABEL = Literal["yes", "no"]
 
 
@@ -51,16 +26,16 @@ def rows(value):
     return [dspy.Example(question=f"question {i}", answer=value).with_inputs("question") for i in range(60)]
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("name", CALLING)
 @pytest.mark.parametrize(
     ("kind", "value"), [(LABEL, math.nan), (LABEL, None), (LABEL, "Yes"), (bool, "True")]
 )
-def test_examples_without_a_possible_label_are_an_error_before_any_call(run, kind, value):
+def test_examples_without_a_possible_label_are_an_error_before_any_call(name, kind, value):
     program = program_of(kind)
     program.demos = [dspy.Example(question=f"demo {i}", answer="yes") for i in range(4)]
     message = r"no example has one of the labels.*Give each example a label"
     with using(engine_for(EXAMPLES)) as engine, pytest.raises(ValueError, match=message):
-        RUNS[run](program, rows(value))
+        RUNS[name](program, exact_match, rows(value))
     assert not engine.num_calls
 
 
@@ -83,16 +58,15 @@ PARTLY_EMPTY = columns(answer=["yes", "no", ""])
 WITHOUT_SOME = [
     row if i % 3 != 1 else row.without("answer") for i, row in enumerate(columns(answer=["yes", "no"]))
 ]
-EVERYTHING = {
-    "PLReorder": lambda metric, program, rows: PLReorder(metric, max_metric_calls=1).compile(
-        program, trainset=rows
-    ),
-    "evaluate_programs": lambda metric, program, rows: evaluate_programs({"a": program}, metric, rows),
-    "headroom": lambda metric, program, rows: headroom(program, metric, rows, max_metric_calls=1),
-}
 
 
-@pytest.mark.parametrize("run", EVERYTHING)
+def run_with_small_budget(name, program, metric, rows):
+    """Run a function with a budget that is too small, if it has a budget."""
+    budget = {} if name == "evaluate_programs" else {"max_metric_calls": 1}
+    RUNS[name](program, metric, rows, **budget)
+
+
+@pytest.mark.parametrize("name", ["PLReorder", "evaluate_programs", "headroom"])
 @pytest.mark.parametrize(
     ("metric", "rows", "message"),
     [
@@ -110,9 +84,9 @@ EVERYTHING = {
         (exact_match, columns(answer=[0, 1]), r"no answer can be correct.*as_examples\(dataset, program\)"),
     ],
 )
-def test_missing_labels_are_reported_before_the_budget_is_checked(run, metric, rows, message):
+def test_missing_labels_are_reported_before_the_budget_is_checked(name, metric, rows, message):
     with using(engine_for(EXAMPLES)) as engine, pytest.raises(ValueError, match=message):
-        EVERYTHING[run](metric, program_of(LABEL), rows)
+        run_with_small_budget(name, program_of(LABEL), metric, rows)
     assert not engine.num_calls
 
 
@@ -342,10 +316,10 @@ def not_a_number(example, prediction, trace=None):
         (not_a_number, ValueError, "metric must return a finite number.*got nan"),
     ],
 )
-@pytest.mark.parametrize("run", EVERYTHING)
-def test_a_metric_that_returns_no_score_is_rejected_before_any_call(run, metric, kind, message):
+@pytest.mark.parametrize("name", CALLING)
+def test_a_metric_that_returns_no_score_is_rejected_before_any_call(name, metric, kind, message):
     with using(engine_for(EXAMPLES)) as engine, pytest.raises(kind, match=message):
-        EVERYTHING[run](metric, program_of(LABEL), columns(answer=["yes", "no"]))
+        RUNS[name](program_of(LABEL), metric, columns(answer=["yes", "no"]))
     assert not engine.num_calls
 
 

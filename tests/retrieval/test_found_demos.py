@@ -11,6 +11,7 @@ import dspy
 import fakes
 import numpy as np
 import pytest
+from every_function import RUNS
 from fakes import (
     FIELD,
     CopyingEngine,
@@ -26,7 +27,7 @@ from label_world import EXAMPLES as LABELED
 from label_world import Engine
 from matplotlib import pyplot
 
-from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, PLReorder, headroom, load_program
+from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, load_program
 from plr_dspy.retrieval.predict import warn_of_unknown_example
 
 WORDS = ["red", "green", "blue"]
@@ -414,12 +415,9 @@ class TestRetrievingStudents:
         fix = r"pass the original student or, to calibrate this program, use BatchCalibration"
         with using(CopyingEngine()) as engine:
             program = chooser(max_metric_calls=0).compile(predict(), trainset=examples())
-            with pytest.raises(ValueError, match=fix):
-                PLReorder(exact_match).compile(program, trainset=examples())
-            with pytest.raises(ValueError, match=fix):
-                headroom(program, exact_match, examples(), display_progress=False)
-            with pytest.raises(ValueError, match=fix):
-                chooser().compile(program, trainset=examples())
+            for name in ("PLReorder", "headroom", "PLFewShot"):
+                with pytest.raises(ValueError, match=fix):
+                    RUNS[name](program, exact_match, examples())
         assert engine.num_calls == 0
 
 
