@@ -18,6 +18,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,19 @@ CHILDREN.set_forkserver_preload(["dspy", "litellm", "torch", "plr_dspy.optimizer
 WANTED = re.compile(r"`\[\[ ## (\w+) ## \]\]`")
 
 
+def order_share(system: str, demos: list[str], asked: str) -> float:
+    """Return a share that is higher if more pairs of demos are in ascending order of their digests."""
+    return (0.1 + 0.8 * ascending_share(list(map(digest, demos)))) / 0.9
+
+
 class OrderSensitiveEngine:
-    """An engine that is more accurate if more pairs of demos are in ascending order of their digests.
+    """An engine that answers a share of the questions correctly, and all others with "wrong".
 
     Args:
         answers: The correct answers, keyed by question.
+        share: Returns this share, given the system message, the texts of the demos and the input's
+            text. By default, it depends on the demos' order.
+        tokens: Returns token counts that replace the default counts, given the request.
         at: Functions to run when calls begin, keyed by call index.
         mumbles: Returns whether the reply to a conversation is unparsable.
 
@@ -45,8 +54,18 @@ class OrderSensitiveEngine:
         requests: Number of requests per conversation.
     """
 
-    def __init__(self, answers: dict[str, str], *, at: Any = None, mumbles: Any = lambda t: False) -> None:
+    def __init__(
+        self,
+        answers: dict[str, str],
+        *,
+        share: Any = order_share,
+        tokens: Any = lambda request: {},
+        at: Any = None,
+        mumbles: Any = lambda t: False,
+    ) -> None:
         self.answers = answers
+        self.share = share
+        self.tokens = tokens
         self.at = dict(at or {})
         self.mumbles = mumbles
         self.requests: Counter[tuple[str, ...]] = Counter()
@@ -55,13 +74,16 @@ class OrderSensitiveEngine:
     def complete(self, request: Any) -> Any:
         texts = [message.text or "" for message in request.messages]
         system = request.system if isinstance(request.system, str) else ""
+        tokens = self.tokens(request)
         with self._lock:
             number = self.num_calls
             self.requests[tuple(texts)] += 1
         if number in self.at:
             self.at[number]()
         said = "Well, let me see ..." if self.mumbles(texts) else self.answer(system, texts)
-        return chat_response(said, prompt_tokens=sum(map(len, texts)) // 4)
+        response = chat_response(said, prompt_tokens=sum(map(len, texts)) // 4)
+        object.__setattr__(response, "usage", replace(response.usage, **tokens))
+        return response
 
     def answer(self, system: str, texts: list[str]) -> str:
         """Return the answer to a conversation.
@@ -70,14 +92,11 @@ class OrderSensitiveEngine:
             system: The system message.
             texts: All other messages.
         """
-        demos = [digest(text) for text in texts[:-1:2]]
-        sorted_share = ascending_share(demos)
         values = [value.strip() for _, value in FIELD.findall(texts[-1])]
         known = [self.answers[value] for value in values if value in self.answers]
         gold = known[0] if known else "unknown"
-        difficulty = digest(" ".join(values)) * 0.9
-        answer = gold if difficulty < 0.1 + 0.8 * sorted_share else "wrong"
-        return self.formatted(system, texts, answer)
+        is_right = digest(" ".join(values)) < self.share(system, texts[:-1:2], texts[-1])
+        return self.formatted(system, texts, gold if is_right else "wrong")
 
     @staticmethod
     def formatted(system: str, texts: list[str], answer: str) -> str:
@@ -121,6 +140,32 @@ def chat_response(
     usage["total_tokens"] = prompt_tokens + 5
     reply = {"id": "fake", "model": "fake", "choices": [choice], "usage": usage}
     return lm15.response_from_openai_chat(reply)
+
+
+def request_messages(request: Any) -> list[dict[str, str]]:
+    """Return the messages of a request, starting with the system message."""
+    messages = [{"role": "system", "content": request.system}]
+    return messages + [{"role": message.role, "content": message.text} for message in request.messages]
+
+
+def prompt_tokens(request: Any) -> dict[str, int]:
+    """Count the tokens in a request's messages as estimates do."""
+    import litellm
+
+    return {"input_tokens": litellm.token_counter("gpt-4o", messages=request_messages(request))}
+
+
+def set_price(patch: Any, model: str, prompt: float, completion: float | None = None, **more: Any) -> None:
+    """Set the prices of a model in dollars per token. By default, all tokens have the same price."""
+    import litellm
+
+    entry = {
+        "input_cost_per_token": prompt,
+        "output_cost_per_token": prompt if completion is None else completion,
+        "litellm_provider": "fake",
+        **more,
+    }
+    patch.setitem(litellm.model_cost, model, entry)
 
 
 def logprobs_of(tokens: list[dict[str, float]]) -> dict[str, Any]:
@@ -285,25 +330,15 @@ def fake_lm(examples: list[dspy.Example]) -> tuple[dspy.LM, OrderSensitiveEngine
 
 
 class FineTuning(Provider):
-    """A provider whose fine-tuned models have new names but give the same answers.
-
-    Attributes:
-        jobs: The conversations in each job's training data, as lists of message contents.
-    """
+    """A provider whose fine-tuned models have new names but give the same answers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.finetunable = True
-        self.jobs: list[list[list[str]]] = []
 
     def finetune(  # type: ignore[override]
         self, job: Any, model: str, train_data: Any, train_data_format: Any, train_kwargs: Any = None
     ) -> str:
-        conversations = []
-        for data in train_data:
-            contents = [message["content"] for message in data["messages"]]
-            conversations.append(contents)
-        self.jobs.append(conversations)
         return f"{model}-tuned"
 
 

@@ -6,17 +6,7 @@ from dataclasses import replace
 
 import dspy
 import pytest
-from fakes import (
-    FIELD,
-    OrderSensitiveEngine,
-    Program,
-    digest,
-    engine_for,
-    exact_match,
-    questions,
-    student,
-    using,
-)
+from fakes import Program, digest, engine_for, exact_match, order_share, questions, student, using
 from worlds import TablePayer
 
 from plr_dspy import PLReorder
@@ -144,20 +134,14 @@ def test_race_and_comparison_shrink_if_the_search_ends_early(whole, options, sto
         assert after[phase] <= share * before[phase] + 20
 
 
-class Opinionated(OrderSensitiveEngine):
-    without = True
-
-    def answer(self, system, texts):
-        if (len(texts) == 1) != self.without:
-            return super().answer(system, texts)
-        question = FIELD.findall(texts[-1])[0][1].strip()
-        return self.formatted(system, texts, self.answers[question])
-
-
 @pytest.mark.parametrize("without", [True, False])
 def test_a_student_without_demos_gets_demos_only_if_they_help(without):
-    model = Opinionated(engine().answers)
-    model.without = without
+
+    def share(system, demos, asked):
+        """Return 1 if the prompt has the preferred kind, which has demos or none."""
+        return order_share(system, demos, asked) if bool(demos) == without else 1.0
+
+    model = engine_for(EXAMPLES, share=share)
     program = dspy.Predict("question -> answer")
     optimizer, compiled = compile_with(model, program=program, max_metric_calls=200)
     report = optimizer.report

@@ -3,7 +3,6 @@
 import math
 import sys
 import time
-from dataclasses import replace
 from statistics import NormalDist
 from typing import ClassVar
 
@@ -12,7 +11,18 @@ import fakes
 import litellm
 import pytest
 from dspy import lm15
-from fakes import OrderSensitiveEngine, digest, engine_for, exact_match, lm_of, questions, student, using
+from fakes import (
+    OrderSensitiveEngine,
+    digest,
+    engine_for,
+    exact_match,
+    lm_of,
+    prompt_tokens,
+    questions,
+    set_price,
+    student,
+    using,
+)
 
 from plr_dspy import F1, PlainTextAdapter, PLFewShot, PLReorder, choose_program, estimate, headroom
 from plr_dspy.baselines import TopKOrder
@@ -26,24 +36,16 @@ MODEL = "fake/priced"
 
 
 class PricedEngine(OrderSensitiveEngine):
-    """An engine that adds up the costs of its calls, and records the largest cost.
+    """An engine that adds up the costs of its calls, and records the largest cost."""
 
-    Args:
-        tokens: Returns token counts that replace the default counts, given the request.
-    """
-
-    def __init__(self, tokens=lambda request: {}):
-        super().__init__({example.question: example.answer for example in EXAMPLES})
-        self.tokens = tokens
+    def __init__(self, examples=EXAMPLES, **options):
+        super().__init__({example.question: example.answer for example in examples}, **options)
         self.cost = 0.0
         self.largest_cost = 0.0
 
     def complete(self, request):
-        tokens = self.tokens(request)
         response = super().complete(request)
-        usage = replace(response.usage, **tokens)
-        object.__setattr__(response, "usage", usage)
-        cost = usage.input_tokens * PROMPT + usage.output_tokens * COMPLETION
+        cost = response.usage.input_tokens * PROMPT + response.usage.output_tokens * COMPLETION
         with self._lock:
             self.cost += cost
             self.largest_cost = max(self.largest_cost, cost)
@@ -52,13 +54,7 @@ class PricedEngine(OrderSensitiveEngine):
 
 @pytest.fixture(autouse=True)
 def price(monkeypatch):
-    entry = {
-        "input_cost_per_token": PROMPT,
-        "output_cost_per_token": COMPLETION,
-        "cache_read_input_token_cost": PROMPT / 10,
-        "litellm_provider": "fake",
-    }
-    monkeypatch.setitem(litellm.model_cost, MODEL, entry)
+    set_price(monkeypatch, MODEL, PROMPT, COMPLETION, cache_read_input_token_cost=PROMPT / 10)
 
 
 @pytest.fixture
@@ -66,13 +62,6 @@ def engine():
     engine = PricedEngine()
     with using(engine, MODEL):
         yield engine
-
-
-def tokens_of(request):
-    """Count the tokens in a request's messages as estimates do."""
-    messages = [{"role": "system", "content": request.system}]
-    messages += [{"role": message.role, "content": message.text} for message in request.messages]
-    return litellm.token_counter("gpt-4o", messages=messages)
 
 
 def of_many_lengths(number):
@@ -86,18 +75,20 @@ def of_many_lengths(number):
 OF_MANY_LENGTHS = of_many_lengths(60)
 
 
+def more_is_better(system, demos, asked):
+    return 0.2 + 0.09 * len(demos)
+
+
 class MoreIsBetter(PricedEngine):
     """An engine that is more accurate with more demos, counts tokens as estimates do, and reasons at length."""
 
     def __init__(self):
-        super().__init__(lambda request: {"input_tokens": tokens_of(request)})
-        self.answers = {example.question: example.answer for example in OF_MANY_LENGTHS}
+        super().__init__(OF_MANY_LENGTHS, share=more_is_better, tokens=prompt_tokens)
 
-    def answer(self, system, texts):
-        asked = next((value.strip() for _, value in fakes.FIELD.findall(texts[-1])), "")
-        is_right = digest(asked) < 0.2 + 0.09 * len(texts[:-1:2])
-        answer = self.answers.get(asked, "Answer in two words.") if is_right else "wrong"
-        return self.formatted(system, texts, answer).replace("because", "because " * 60)
+    @staticmethod
+    def formatted(system, texts, answer):
+        reply = OrderSensitiveEngine.formatted(system, texts, answer)
+        return reply.replace("because", "because " * 60)
 
 
 def compiled(program=None, trainset=EXAMPLES, **options):
@@ -141,7 +132,7 @@ class TestPrices:
 
 class TestReport:
     def test_cached_tokens_are_counted_at_their_price(self):
-        with using(PricedEngine(lambda request: {"cache_read_tokens": 7}), MODEL) as engine:
+        with using(PricedEngine(tokens=lambda request: {"cache_read_tokens": 7}), MODEL) as engine:
             report = compiled(max_metric_calls=150)
         num_cached = 7 * engine.num_calls
         assert report.tokens[MODEL]["cached_tokens"] == num_cached
@@ -328,7 +319,7 @@ class TestEstimateOfFunctions:
     def test_calls_and_cost_are_about_those_of_the_function(self):
         arguments = (student(4), exact_match, EXAMPLES)
         # Count tokens as the estimate does.
-        engine = PricedEngine(lambda request: {"input_tokens": tokens_of(request)})
+        engine = PricedEngine(tokens=prompt_tokens)
         with using(engine, MODEL):
             estimated = estimate(headroom, *arguments, max_metric_calls=200)
             assert engine.num_calls == 0
@@ -345,8 +336,9 @@ class TestEstimateOfFunctions:
         used = []
 
         def count(request):
-            used.append(tokens_of(request))
-            return {"input_tokens": used[-1]}
+            tokens = prompt_tokens(request)
+            used.append(tokens["input_tokens"])
+            return tokens
 
         engine = MoreIsBetter()
         engine.tokens = count
@@ -413,25 +405,20 @@ def uneven(*, spread, failing, seed):
         prompt = round(400 * math.exp(spread * deviation))
         return {"input_tokens": prompt, "output_tokens": 5}
 
-    return PricedEngine(tokens)
+    return PricedEngine(tokens=tokens)
 
 
 @pytest.mark.parametrize("num_threads", [1, 8])
 @pytest.mark.parametrize("own", [(False, True), (True, False), (False, False, True)])
 def test_a_race_of_models_with_different_prices_stays_within_max_cost(own, num_threads, monkeypatch):
-    entry = {
-        "input_cost_per_token": 100 * PROMPT,
-        "output_cost_per_token": 40 * COMPLETION,
-        "litellm_provider": "fake",
-    }
-    monkeypatch.setitem(litellm.model_cost, "fake/dear", entry)
+    set_price(monkeypatch, "fake/dear", 100 * PROMPT, 40 * COMPLETION)
 
     class Slow(PricedEngine):
         def complete(self, request):
             time.sleep(0.005)
             return super().complete(request)
 
-    engine = Slow(lambda request: {"input_tokens": 200, "output_tokens": 5})
+    engine = Slow(tokens=lambda request: {"input_tokens": 200, "output_tokens": 5})
     programs = {}
     for number, is_dear in enumerate(own):
         program = student(number)
@@ -488,7 +475,7 @@ class TestLimitsInThreads:
         """The long examples come last, and a call on one costs as much as eight other calls."""
         long = [dspy.Example(question=f"long {i}" + " word" * 2_000, answer="answer 1") for i in range(2)]
         trainset = [*questions(220), *(example.with_inputs("question") for example in long)]
-        engine = PricedEngine(lambda request: {"input_tokens": tokens_of(request)})
+        engine = PricedEngine(tokens=prompt_tokens)
         with using(engine, MODEL):
             report = compiled(student(4), trainset, max_cost=max_cost, **self.OPTIONS)
         self.check(engine, report, max_cost, 1_000)
@@ -580,7 +567,7 @@ class TestMaxCost:
             time.sleep(0.02)
             return {"input_tokens": 400, "output_tokens": 8_000}
 
-        engine = PricedEngine(tokens)
+        engine = PricedEngine(tokens=tokens)
 
         def ask(self, example, prediction):
             self.lm("is that right?")
@@ -623,8 +610,7 @@ class TestMaxCost:
         with pytest.raises(ValueError, match=message):
             chooser.compile(student(0), teacher=teacher, trainset=EXAMPLES)
         assert engine.num_calls == dear.num_calls == 0
-        prices = {"input_cost_per_token": 50 * PROMPT, "output_cost_per_token": 50 * COMPLETION}
-        monkeypatch.setitem(litellm.model_cost, "fake/dear", {**prices, "litellm_provider": "fake"})
+        set_price(monkeypatch, "fake/dear", 50 * PROMPT, 50 * COMPLETION)
         estimate = chooser.estimate(student(0), teacher=teacher, trainset=EXAMPLES)
         alone = chooser.estimate(student(0), trainset=EXAMPLES)
         assert estimate.cost > 3 * alone.cost

@@ -6,9 +6,8 @@ from collections import Counter
 from functools import partial
 
 import dspy
-import litellm
 import pytest
-from fakes import failure, interrupt, using
+from fakes import failure, interrupt, set_price, using
 from label_world import DEMOS, EXAMPLES, Engine, comparable, exact, student
 
 from plr_dspy import F1, MixtureEM, PLFewShot, PLReorder, Report
@@ -126,8 +125,7 @@ class TestLimits:
         engine = Engine()
         most = BUDGET.get(kind, 100)
         monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(len(engine.prompts)))
-        price = {"input_cost_per_token": 2e-6, "output_cost_per_token": 8e-6, "litellm_provider": "fake"}
-        monkeypatch.setitem(litellm.model_cost, "fake/x", price)
+        set_price(monkeypatch, "fake/x", 2e-6, 8e-6)
         a_call = 2e-6 * engine.prompt_tokens + 8e-6 * 5
         unit = a_call if limit == "max_cost" else 1
         _, optimizer = compiled(kind, engine, **{limit: most * unit})

@@ -28,16 +28,13 @@ PROMPT = 1e-6
 CACHED = 1e-7
 ANSWER = 4e-6
 ANSWER_TOKENS = 5  # tokens in each reply of a fake LM
-PRICES = {"input_cost_per_token": PROMPT, "output_cost_per_token": ANSWER, "litellm_provider": "fake"}
 
 
 @pytest.fixture(params=[None, CACHED])
 def cached_price(request, monkeypatch):
     """Set the prices of the fake model, and return the price of a cached token."""
-    prices = dict(PRICES)
-    if request.param is not None:
-        prices["cache_read_input_token_cost"] = request.param
-    monkeypatch.setitem(litellm.model_cost, MODEL, prices)
+    prices = {} if request.param is None else {"cache_read_input_token_cost": request.param}
+    fakes.set_price(monkeypatch, MODEL, PROMPT, ANSWER, **prices)
     return request.param or PROMPT
 
 

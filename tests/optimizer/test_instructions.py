@@ -2,20 +2,22 @@
 
 import re
 from collections import Counter
+from functools import partial
+from statistics import fmean
 
 import dspy
 import fakes
-import litellm
 import pytest
 from dspy.utils.exceptions import LMUnexpectedError
 from fakes import (
-    OrderSensitiveEngine,
     digest,
+    engine_for,
     exact_match,
     failure,
     interrupt,
     lm_of,
     questions,
+    set_price,
     student,
     using,
 )
@@ -33,20 +35,16 @@ IDLE = "Give the answer."
 SHARES = {GOOD: 0.9, BAD: 0.1, IDLE: 0.5}
 
 
-class InstructedEngine(OrderSensitiveEngine):
-    """An engine whose accuracy depends on the instruction and, to a lesser degree, on the demos."""
-
-    def answer(self, system, texts):
-        (asked,) = re.findall(r"## question ## \]\]\n(.*?)\n", texts[-1] + "\n")
-        share = next((share for text, share in SHARES.items() if text in system), 0.5)
-        demos = [digest(text) for text in texts[:-1:2]]
-        share += 0.2 * (sum(demos) / len(demos) - 0.5) if demos else 0.0
-        is_right = digest(f"{asked} is hard") < share
-        return self.formatted(system, texts, self.answers[asked.strip()] if is_right else "wrong")
+def instructed_share(system, demos, asked):
+    """Return a share that depends on the instruction and, to a lesser degree, on the demos."""
+    share = next((share for text, share in SHARES.items() if text in system), 0.5)
+    if not demos:
+        return share
+    return share + 0.2 * (fmean(map(digest, demos)) - 0.5)
 
 
-def new_engine(**options):
-    return InstructedEngine({example.question: example.answer for example in EXAMPLES}, **options)
+def new_engine(share=instructed_share, **options):
+    return engine_for(EXAMPLES, share=share, **options)
 
 
 @pytest.fixture
@@ -172,19 +170,19 @@ class TestChoice:
         assert all(entry.tokens <= 60 for entry in optimizer.report.best_by_number)
 
 
+def asks_for_hint(system):
+    outputs = system.split("Your output fields are:")[-1]
+    return "hint" in outputs.split("All interactions")[0]
+
+
 class TestSeveralPredictors:
     def test_each_has_its_own_instructions(self):
-        class Hinted(InstructedEngine):
-            def answer(self, system, texts):
-                outputs = system.split("Your output fields are:")[-1].split("All interactions")[0]
-                if "hint" in outputs:
-                    return self.formatted(system, texts, "good hint" if GOOD in system else "poor hint")
-                (asked,) = re.findall(r"## question ## \]\]\n(.*?)\n", texts[-1] + "\n")
-                is_right = digest(asked) < (0.9 if "good hint" in texts[-1] else 0.3)
-                return self.formatted(system, texts, self.answers[asked.strip()] if is_right else "wrong")
+        def share(system, demos, asked):
+            if asks_for_hint(system):
+                return float(GOOD in system)
+            return 0.3 if "wrong" in asked else 0.9
 
-        answers = {example.question: example.answer for example in EXAMPLES}
-        with using(Hinted(answers)):
+        with using(new_engine(share)):
             texts = {"hint": [BAD, GOOD], "answer.predict": [IDLE]}
             program, optimizer = compiled(program=fakes.two_predictors(), instructions=texts)
         assert program.hint.signature.instructions == GOOD
@@ -256,26 +254,21 @@ class TestCalls:
         assert engine.requests == asked
 
 
-class SharingEngine(InstructedEngine):
-    """An engine whose accuracy depends on the instruction and the last demo, plus `clash` if both are good."""
+def sharing_share(system, demos, asked, clash=0.0):
+    """Return a share that depends on the instruction and the last demo, plus `clash` if both are good."""
+    last = demos[-1] if demos else ""
+    share = 0.3 + 0.3 * (GOOD in system) + 0.3 * ("nice" in last) - 0.2 * ("poor" in last)
+    return share + clash * (GOOD in system and "nice" in last)
 
-    def __init__(self, *, clash=0.0, **options):
-        super().__init__({example.question: example.answer for example in EXAMPLES}, **options)
-        self.clash = clash
 
-    def share(self, system, demo):
-        share = 0.3 + 0.3 * (GOOD in system) + 0.3 * ("nice" in demo) - 0.2 * ("poor" in demo)
-        return share + self.clash * (GOOD in system and "nice" in demo)
+def sharing_engine(**options):
+    return new_engine(sharing_share, **options)
 
-    def share_of(self, program):
-        (predictor,) = program.predictors()
-        shown = [demo for demo in predictor.demos if "question" in demo]
-        return self.share(predictor.signature.instructions, shown[-1].question if shown else "")
 
-    def answer(self, system, texts):
-        (asked,) = re.findall(r"## question ## \]\]\n(.*?)\n", texts[-1] + "\n")
-        is_right = digest(f"{asked} is hard") < self.share(system, texts[-3] if len(texts) > 1 else "")
-        return self.formatted(system, texts, self.answers.get(asked.strip(), "?") if is_right else "wrong")
+def share_of(program, **options):
+    (predictor,) = program.predictors()
+    shown = [demo.question for demo in predictor.demos if "question" in demo]
+    return sharing_share(predictor.signature.instructions, shown, "", **options)
 
 
 def with_demos(kind, instruction=IDLE, fields="question -> answer"):
@@ -297,7 +290,7 @@ def joined(engine, programs, program=None, **options):
 @pytest.fixture(scope="module")
 def with_other():
     """Return the engine, program and report of a compile with one other program."""
-    engine = SharingEngine()
+    engine = sharing_engine()
     return engine, *joined(engine, {"other": with_demos("poor", GOOD)})
 
 
@@ -305,9 +298,9 @@ class TestUserPrograms:
     """Demos and instructions that the user's programs contribute to the search."""
 
     def test_a_good_instruction_is_combined_with_good_demos(self, with_other, tmp_path):
-        engine, program, report = with_other
+        _, program, report = with_other
         assert program.signature.instructions == GOOD
-        assert engine.share_of(program) == pytest.approx(0.9)
+        assert share_of(program) == pytest.approx(0.9)
         (entry,) = report.instructions
         assert [choice.origin for choice in entry.alternatives] == ["student", "other"]
         (slot,) = report.slots
@@ -320,9 +313,9 @@ class TestUserPrograms:
         """The good demos and the good instruction each score 0.6 alone, but only 0.2 together."""
         shares = []
         for seed in range(4):
-            engine = SharingEngine(clash=-0.7)
+            engine = new_engine(partial(sharing_share, clash=-0.7))
             program, _ = joined(engine, [with_demos("poor", GOOD)], seed=seed)
-            shares.append(engine.share_of(program))
+            shares.append(share_of(program, clash=-0.7))
         assert min(shares) >= 0.5
         assert sum(shares) / len(shares) >= 0.59
 
@@ -330,7 +323,7 @@ class TestUserPrograms:
         examples = with_demos("poor", GOOD)
         examples.demos += [EXAMPLES[0], *with_demos("nice").demos]
         others = {"first": examples, "second": with_demos("poor", GOOD), "third": with_demos("other")}
-        _, report = joined(SharingEngine(), others)
+        _, report = joined(sharing_engine(), others)
         (slot,) = report.slots
         assert Counter(slot.origins).items() >= {"student": 3, "first": 4, "third": 3}.items()
         (entry,) = report.instructions
@@ -342,7 +335,7 @@ class TestUserPrograms:
         long = with_demos("poor", GOOD)
         long.demos.append(dspy.Example(question="long " * 200, answer="1"))
         options = {"max_demos": 2, "max_demo_tokens": 150, "instructions": [BAD]}
-        program, report = joined(SharingEngine(), {"other": long}, candidates=given, **options)
+        program, report = joined(sharing_engine(), {"other": long}, candidates=given, **options)
         (slot,) = report.slots
         assert slot.origins == ["student"] * 3 + ["other"] * 3 + ["candidates[0]"]
         assert [choice.origin for choice in report.instructions[0].alternatives] == [
@@ -356,7 +349,7 @@ class TestUserPrograms:
     def test_demos_of_user_programs_are_not_scored(self):
         other = with_demos("poor", GOOD)
         other.demos = EXAMPLES[:10]
-        engine = SharingEngine()
+        engine = sharing_engine()
         joined(engine, [other])
         scored = {
             int(number) for texts in engine.requests for number in re.findall(r"question (\d+)", texts[-1])
@@ -380,7 +373,7 @@ class TestUserPrograms:
                 unknown, x=with_demos("e", IDLE, fields), y=with_demos("f", BAD, fields)
             ),
         }
-        _, report = joined(SharingEngine(), others, fakes.two_predictors())
+        _, report = joined(sharing_engine(), others, fakes.two_predictors())
         slots = {slot.predictor: slot for slot in report.slots}
         assert Counter(slots["hint"].origins) == {"renamed": 3, "named": 3}
         assert not {"renamed", "named", "ambiguous"} & set(slots["answer.predict"].origins)
@@ -394,7 +387,7 @@ class TestUserPrograms:
         right = {example.question: example.answer for example in EXAMPLES}
         other = with_demos("poor", GOOD, "question, hint -> answer")
         best = fakes.Program(lambda self, question: dspy.Prediction(answer=right[question]), inner=other)
-        program, report = joined(SharingEngine(), {"best": best})
+        program, report = joined(sharing_engine(), {"best": best})
         assert report.returned.name == "best"
         assert isinstance(program, fakes.Program)
         assert "best" not in report.slots[0].origins
@@ -403,7 +396,7 @@ class TestUserPrograms:
     def test_an_interrupted_compile_can_be_resumed(self, with_other, tmp_path):
         others = {"other": with_demos("poor", GOOD)}
         whole, _, report = with_other
-        engine = SharingEngine(at={77: interrupt})
+        engine = sharing_engine(at={77: interrupt})
         with pytest.raises(KeyboardInterrupt):
             joined(engine, others, log_dir=tmp_path)
         _, resumed = joined(engine, others, log_dir=tmp_path)
@@ -412,7 +405,7 @@ class TestUserPrograms:
 
     def test_plreorder_orders_only_the_students_own_demos(self):
         optimizer = PLReorder(exact_match, max_metric_calls=150, num_threads=1, display_progress=False)
-        with using(SharingEngine()):
+        with using(sharing_engine()):
             optimizer.compile(
                 with_demos("nice"), trainset=EXAMPLES, programs={"other": with_demos("poor", GOOD)}
             )
@@ -420,7 +413,7 @@ class TestUserPrograms:
         assert not optimizer.report.instructions
 
     def test_the_name_student_is_rejected(self):
-        engine = SharingEngine()
+        engine = sharing_engine()
         with pytest.raises(ValueError, match="programs must not have the name 'student'"):
             joined(engine, {"student": with_demos("poor")})
         assert not engine.num_calls
@@ -534,7 +527,7 @@ class TestProposals:
         assert not shown & scored
 
     def test_are_dropped_with_a_reason_if_they_are_unusable(self, instructed, monkeypatch):
-        monkeypatch.setitem(litellm.model_cost, "fake/order-sensitive", {"max_input_tokens": 400})
+        set_price(monkeypatch, "fake/order-sensitive", 1e-6, max_input_tokens=400)
         _, optimizer, _ = proposing(GOOD, "", GOOD, "very long " * 400)
         (entry,) = optimizer.report.instructions
         assert [choice.text for choice in entry.alternatives[1:]] == [GOOD]
@@ -615,9 +608,8 @@ class TestProposals:
         assert errors[0].examples[0].startswith("instruction ")
 
     def test_max_cost_includes_proposals(self, monkeypatch):
-        price = {"input_cost_per_token": 1e-5, "output_cost_per_token": 1e-5, "litellm_provider": "fake"}
         for model in ("fake/proposer", "fake/order-sensitive"):
-            monkeypatch.setitem(litellm.model_cost, model, price)
+            set_price(monkeypatch, model, 1e-5)
         with using(new_engine()):
             _, unlimited, _ = proposing(GOOD, BAD, IDLE)
             assert (
@@ -638,9 +630,8 @@ class TestProposals:
             )
 
     def test_replies_without_token_counts_raise_an_error(self, instructed, monkeypatch, caplog):
-        price = {"input_cost_per_token": 1e-5, "output_cost_per_token": 1e-5, "litellm_provider": "fake"}
         for model in ("fake/proposer", "fake/order-sensitive"):
-            monkeypatch.setitem(litellm.model_cost, model, price)
+            set_price(monkeypatch, model, 1e-5)
         engine = ProposingEngine(GOOD)
 
         def complete(request, whole=engine.complete):
@@ -688,23 +679,9 @@ class TestProposals:
 WORD = "Use the code word zebra."
 
 
-class CodedEngine(InstructedEngine):
-    """An engine that is accurate only with a code word in the instruction.
-
-    Attributes:
-        asked_with_word: The questions of all prompts with the code word.
-    """
-
-    def __init__(self, **options):
-        super().__init__({example.question: example.answer for example in EXAMPLES}, **options)
-        self.asked_with_word = set()
-
-    def answer(self, system, texts):
-        (asked,) = re.findall(r"## question ## \]\]\n(.*?)\n", texts[-1] + "\n")
-        if "zebra" in system:
-            self.asked_with_word.add(asked.strip())
-        is_right = digest(f"{asked} is hard") < (0.95 if "zebra" in system else 0.45)
-        return self.formatted(system, texts, self.answers[asked.strip()] if is_right else "wrong")
+def coded_engine(**options):
+    """Return an engine that is accurate only with a code word in the instruction."""
+    return new_engine(lambda system, demos, asked: 0.95 if "zebra" in system else 0.45, **options)
 
 
 def with_feedback(example, prediction, trace=None):
@@ -736,7 +713,7 @@ def revising(metric=with_feedback, engine=None, program=None, **options):
 @pytest.fixture(scope="module")
 def whole():
     """Return the engine, program, report and prompt model's engine of an uninterrupted compile."""
-    with using(CodedEngine()) as engine:
+    with using(coded_engine()) as engine:
         return engine, *revising()
 
 
@@ -751,7 +728,7 @@ class TestProposalsFromFailures:
     def test_an_instruction_that_follows_the_feedback_is_found(self, whole, max_metric_calls):
         engine, program, report, proposer = whole
         if max_metric_calls != 150:
-            with using(CodedEngine()) as engine:
+            with using(coded_engine()) as engine:
                 program, report, proposer = revising(max_metric_calls=max_metric_calls)
         assert program.signature.instructions == WORD
         (entry,) = report.instructions
@@ -768,27 +745,36 @@ class TestProposalsFromFailures:
         assert "from failures[0]" in str(report)
         assert Report.model_validate_json(report.model_dump_json()) == report
 
-    def test_examples_that_the_prompt_model_saw_are_not_scored(self, whole):
-        engine, _, _, proposer = whole
+    def test_examples_that_the_prompt_model_saw_are_not_scored(self):
+        asked_with_word = set()
+
+        def share(system, demos, asked):
+            if "zebra" in system:
+                asked_with_word.update(questions_in(asked))
+                return 0.95
+            return 0.45
+
+        with using(new_engine(share)):
+            _, _, proposer = revising()
         shown = questions_in(proposer.prompts[-1])
         assert shown
-        assert engine.asked_with_word
-        assert not shown & engine.asked_with_word
+        assert asked_with_word
+        assert not shown & asked_with_word
 
     def test_without_feedback_the_labels_are_shown(self):
-        with using(CodedEngine()):
+        with using(coded_engine()):
             _, _, proposer = revising(exact_match)
         assert "The score is 0. The right output is {'answer': 'answer" in proposer.prompts[-1]
 
     def test_nothing_is_proposed_without_failures(self):
-        with using(InstructedEngine({example.question: example.answer for example in EXAMPLES})):
+        with using(new_engine()):
             _, report, proposer = revising(lambda example, prediction: 1.0)
         assert report.proposals.num_texts == 1
         assert not any("new_instruction" in prompt for prompt in proposer.prompts)
 
     @pytest.mark.parametrize("text", [IDLE, " "])
     def test_an_unusable_proposal_changes_nothing(self, text):
-        with using(CodedEngine()) as engine:
+        with using(coded_engine()) as engine:
             _, report, _ = revising(engine=ProposingEngine(IDLE, revise=lambda content: text))
         (entry,) = report.instructions
         assert [choice.origin for choice in entry.alternatives] == ["student", "proposed[0]"]
@@ -798,7 +784,7 @@ class TestProposalsFromFailures:
 
     def test_calls_are_the_same_at_any_number_of_threads(self, whole):
         _, _, expected, _ = whole
-        with using(CodedEngine()):
+        with using(coded_engine()):
             _, report, _ = revising(num_threads=8)
         assert comparable(report) == comparable(expected)
 
@@ -806,7 +792,7 @@ class TestProposalsFromFailures:
     def test_a_resumed_compile_repeats_no_call_and_finds_the_same(self, tmp_path, whole, stop, number):
         """The instruction from failures is proposed before call 90."""
         uninterrupted, program, report, paid = whole
-        engine = CodedEngine(at={number: stop})
+        engine = coded_engine(at={number: stop})
         proposer = ProposingEngine(IDLE, revise=revise)
         with using(engine):
             with pytest.raises((LMUnexpectedError, KeyboardInterrupt)):
@@ -829,7 +815,7 @@ class TestProposalsFromFailures:
             max_metric_calls=300,
             display_progress=False,
         )
-        with using(CodedEngine()):
+        with using(coded_engine()):
             programs = {"other": with_demos("poor", BAD)}
             program = optimizer.compile(
                 dspy.Predict("question -> answer"), trainset=EXAMPLES, programs=programs
@@ -842,7 +828,7 @@ class TestProposalsFromFailures:
     def test_an_interrupted_proposal_is_repeated(self, tmp_path, whole):
         uninterrupted, _, report, paid = whole
         proposer = ProposingEngine(IDLE, revise=revise, at={len(paid.prompts) - 1: interrupt})
-        with using(CodedEngine()) as engine:
+        with using(coded_engine()) as engine:
             with pytest.raises(KeyboardInterrupt):
                 revising(engine=proposer, log_dir=tmp_path)
             _, resumed, _ = revising(engine=proposer, log_dir=tmp_path)
@@ -855,7 +841,7 @@ class TestProposalsFromFailures:
         proposer = ProposingEngine(
             IDLE, revise=revise, at=dict.fromkeys(range(len(paid.prompts) - 1, 99), failure)
         )
-        with using(CodedEngine()) as engine:
+        with using(coded_engine()) as engine:
             _, report, _ = revising(engine=proposer, log_dir=tmp_path, max_errors=1)
             calls = engine.num_calls
             _, again, _ = revising(engine=proposer, log_dir=tmp_path, max_errors=1)
@@ -866,22 +852,18 @@ class TestProposalsFromFailures:
         assert comparable(again) == comparable(report)
 
     def test_each_predictor_gets_a_proposal_from_its_own_failures(self):
-        class Hinted(CodedEngine):
-            def answer(self, system, texts):
-                outputs = system.split("Your output fields are:")[-1].split("All interactions")[0]
-                if "hint" in outputs:
-                    return self.formatted(system, texts, "zebra hint" if WORD in system else "poor hint")
-                (asked,) = re.findall(r"## question ## \]\]\n(.*?)\n", texts[-1] + "\n")
-                is_right = digest(asked) < (0.95 if "zebra hint" in texts[-1] else 0.4)
-                return self.formatted(system, texts, self.answers[asked.strip()] if is_right else "wrong")
+        def share(system, demos, asked):
+            if asks_for_hint(system):
+                return float(WORD in system)
+            return 0.4 if "wrong" in asked else 0.95
 
-        with using(Hinted()) as engine:
+        with using(new_engine(share)) as engine:
             program, report, proposer = revising(program=fakes.two_predictors(), max_metric_calls=200)
         assert program.hint.signature.instructions == WORD
         for entry in report.instructions:
             assert [choice.origin for choice in entry.alternatives][2:] == ["from failures[0]"]
         of_hint, of_answer = proposer.prompts[-2:]
-        assert "poor hint" in of_hint
+        assert "wrong" in of_hint
         assert "because" in of_answer
         assert "because" not in of_hint
         assert engine.num_calls == 2 * report.program_calls["total"]
@@ -913,15 +895,9 @@ class TestProposalsFromFailures:
         assert entry.alternatives[2].score is not None
 
     def test_an_expensive_prompt_model_makes_no_further_proposals(self, monkeypatch, caplog):
-        prices = {"fake/proposer": 1e-4, "fake/order-sensitive": 1e-6}
-        for model, price in prices.items():
-            entry = {
-                "input_cost_per_token": price,
-                "output_cost_per_token": price,
-                "litellm_provider": "fake",
-            }
-            monkeypatch.setitem(litellm.model_cost, model, entry)
-        with using(CodedEngine()):
+        set_price(monkeypatch, "fake/proposer", 1e-4)
+        set_price(monkeypatch, "fake/order-sensitive", 1e-6)
+        with using(coded_engine()):
             _, unlimited, _ = revising(max_cost=100.0)
             assert unlimited.proposals.num_texts == 2
             _, limited, _ = revising(max_cost=0.9)

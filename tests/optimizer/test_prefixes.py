@@ -7,7 +7,16 @@ from statistics import fmean
 import dspy
 import numpy as np
 import pytest
-from fakes import LabelEngine, OrderSensitiveEngine, chat_response, digest, exact_match, lm_of, questions
+from fakes import (
+    LabelEngine,
+    OrderSensitiveEngine,
+    digest,
+    exact_match,
+    lm_of,
+    prompt_tokens,
+    questions,
+    request_messages,
+)
 
 from plr_dspy import OrderingSpace, PLFewShot, Report, ThompsonSearch
 from plr_dspy.programs.prefixes import MOST_EXAMPLES, PromptPrefixes
@@ -25,17 +34,14 @@ class CountingEngine(OrderSensitiveEngine):
     """An engine that reports the number of tokens in its prompts, and records the prompts in order."""
 
     def __init__(self):
-        super().__init__({example.question: example.answer for example in EXAMPLES})
+        answers = {example.question: example.answer for example in EXAMPLES}
+        super().__init__(answers, tokens=prompt_tokens)
         self.prompts = []
         self._count = token_counter()
 
     def complete(self, request):
-        texts = [request.system, *(message.text for message in request.messages)]
-        roles = ["system", *(message.role for message in request.messages)]
-        messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-        self.prompts.append(messages)
-        reply = super().complete(request)
-        return chat_response(reply.text, prompt_tokens=self._count(messages))
+        self.prompts.append(request_messages(request))
+        return super().complete(request)
 
     def new_tokens(self):
         """Count each prompt's tokens after the messages that the previous prompt also had."""
