@@ -16,6 +16,10 @@ from plr_dspy.baselines import PDO, DEmO, LocalE, StaticOrder, TopKOrder
 EXAMPLES = questions(120)
 
 
+FREE = "question -> answer"
+LABELS = "question -> answer: Literal['answer 0', 'answer 1', 'answer 2']"
+
+
 def optimizer(**options):
     defaults = {"metric": exact_match, "num_threads": 4, "display_progress": False}
     return PLReorder(**{**defaults, **options})
@@ -61,6 +65,7 @@ CONSTRUCTOR = {
     "signal": ["logprob", "", None, 1, ["auto"], True],
     "min_probability": [1.1, -0.1, "sure"],
 }
+OF_FEWSHOT = {"candidates": ["some", ["text"]], "max_demos": [None]}
 
 
 def with_demos_none():
@@ -177,16 +182,19 @@ COMPILE = [
 
 
 def wrong_values():
-    for name, values in CONSTRUCTOR.items():
-        for value in values:
-            yield name, value
+    for kind, arguments in ((PLReorder, CONSTRUCTOR), (PLFewShot, OF_FEWSHOT)):
+        for name, values in arguments.items():
+            for value in values:
+                yield kind, name, value
 
 
-@pytest.mark.parametrize(("name", "value"), list(wrong_values()))
-def test_constructor_arguments_are_checked(name, value):
-    options = {"max_metric_calls": None} if name == "auto" else {}
+@pytest.mark.parametrize(("kind", "name", "value"), list(wrong_values()))
+def test_constructor_arguments_are_checked(kind, name, value):
+    options = {"metric": exact_match}
+    if name == "auto":
+        options["max_metric_calls"] = None
     with pytest.raises((TypeError, ValueError), match=name):
-        optimizer(**{**options, name: value})
+        kind(**{**options, name: value})
 
 
 def flags_and_numbers():
@@ -201,7 +209,7 @@ def flags_and_numbers():
                 yield pytest.param(kind, name, True, id=f"{kind.__name__}-{name}")
 
 
-@pytest.mark.parametrize("value", [[], {}, {"self": []}, {"self": "x"}, "Be good.", ["a", None]])
+@pytest.mark.parametrize("value", [[], {}, {"self": []}, {"self": "x"}, "Be good.", ["a", None], "proposed"])
 def test_the_error_describes_valid_instructions_in_words(value):
     message = (
         "instructions must be 'propose', a non-empty list of strings, or a dict from predictor names to such lists; "
@@ -298,6 +306,31 @@ def test_strings_are_not_bools_and_bools_are_not_numbers(engine, kind, name, wro
             {"setting": "few-shot"},
             "prior requires setting='prior",
         ),
+        (
+            PLFewShot,
+            {"demos": "retrieved", "instructions": ["Think."]},
+            {"max_metric_calls": 0},
+            "instructions=.* needs program calls",
+        ),
+        (
+            PLFewShot,
+            {"instructions": ["Think."]},
+            {"prompt_model": dspy.LM("fake/x")},
+            "prompt_model needs instructions",
+        ),
+        (
+            PLFewShot,
+            {},
+            {"num_instructions": 3},
+            "num_instructions needs instructions='propose'; got instructions=None",
+        ),
+        (
+            PLFewShot,
+            {"instructions": ["Think."]},
+            {"num_instructions": 3},
+            "num_instructions needs instructions=",
+        ),
+        (PLFewShot, {"instructions": "propose"}, {"num_instructions": 0}, "num_instructions"),
         (PLFewShot, {}, {"update": UNSMOOTHED}, "update must have a numeric attribute 'smoothing'"),
         (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
         (PLReorder, {}, {"num_demos": 1}, "num_demos must be greater than or equal to 2; got 1$"),
@@ -330,7 +363,7 @@ def test_compile_and_estimate_check_their_arguments(engine, make, options, messa
     assert engine.num_calls == 0
 
 
-def test_duplicates_and_demos_that_no_prompt_shows_are_reported(engine, caplog):
+def test_few_examples_that_can_be_scored_are_reported(engine, caplog):
     reorder = optimizer(max_metric_calls=500)
     trainset = EXAMPLES[-6:] * 20
     valset = [EXAMPLES[10]] * 5 + EXAMPLES[11:13]
@@ -338,12 +371,6 @@ def test_duplicates_and_demos_that_no_prompt_shows_are_reported(engine, caplog):
     assert reorder.report.settings["num_train"] == 6
     assert reorder.report.settings["num_selection"] == 3
     assert "only 9 of 127 examples can be used for scoring" in caplog.text
-    demos = [*EXAMPLES[:3], dspy.Example(question="without an answer")]
-    reorder = optimizer(max_metric_calls=60)
-    reorder.compile(student(demos), trainset=EXAMPLES)
-    assert "the adapter leaves out 1 of 4 demos of predictor 'self' (demo 3 has no 'answer')" in caplog.text
-    assert reorder.report.returned.num_demos == 3
-    assert sorted(reorder.report.slots[0].ordering) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -385,22 +412,29 @@ def test_an_lm_set_on_the_program_is_enough(engine):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("signature", "options", "message"),
     [
-        ({"metric": F1("typo")}, "for this metric, at least one example must have the label 'typo'"),
+        (FREE, {"metric": F1("typo")}, "for this metric, at least one example must have the label 'typo'"),
         (
+            FREE,
             {"max_cost": 1.0},
             "max_cost cannot be applied, because the price of fake/order-sensitive is unknown",
         ),
-        ({"calibrate": True}, "calibrate needs the log-probabilities of labels, but they are not available"),
+        (
+            FREE,
+            {"calibrate": True},
+            "calibrate needs the log-probabilities of labels, but they are not available",
+        ),
+        (FREE, {"signal": "logprobs"}, "signal='logprobs' needs the log-probabilities"),
+        (LABELS, {"calibrate": {"answer 0": 0.25}}, "a share above 0 for each of the labels"),
     ],
 )
 @pytest.mark.parametrize("kind", [PLFewShot, PLReorder])
-def test_a_small_budget_hides_no_error_in_other_arguments(engine, kind, options, message):
+def test_a_small_budget_hides_no_error_in_other_arguments(engine, kind, signature, options, message):
     small = kind(**{"metric": exact_match, "max_metric_calls": 5, **options})
     for method in (small.estimate, small.compile):
         with pytest.raises(ValueError, match=message):
-            method(student(), trainset=EXAMPLES)
+            method(student(4, signature), trainset=EXAMPLES)
     with pytest.raises(ValueError, match="max_metric_calls must be at least"):
         kind(exact_match, max_metric_calls=5).compile(student(), trainset=EXAMPLES)
     assert engine.num_calls == 0

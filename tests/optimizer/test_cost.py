@@ -146,9 +146,6 @@ class TestReport:
         assert "$" not in report.details() + str(estimate)
 
 
-LABELED = "question -> answer: Literal['answer 0', 'answer 1', 'answer 2']"
-
-
 class TestEstimate:
     def test_inputs_from_another_predictor_are_taken_from_the_demos(self, engine):
         program = fakes.two_predictors()
@@ -266,24 +263,6 @@ class TestEstimate:
             estimate = PLReorder(exact_match).estimate(student(), trainset=EXAMPLES)
         assert estimate.has_other_tokenizer == is_other
         assert ("counted with GPT-4o's tokenizer; the model's own" in str(estimate)) == is_other
-
-    @pytest.mark.parametrize(
-        ("signature", "options", "message"),
-        [
-            ("question -> answer", {"calibrate": True}, "calibrate needs the log-probabilities of labels"),
-            (LABELED, {"calibrate": {"answer 0": 0.25}}, "a share above 0 for each of the labels"),
-            ("question -> answer", {"signal": "logprobs"}, "signal='logprobs' needs the log-probabilities"),
-        ],
-    )
-    @pytest.mark.parametrize("kind", [PLReorder, PLFewShot])
-    def test_raises_the_errors_that_compile_raises_before_any_call(
-        self, engine, kind, signature, options, message
-    ):
-        optimizer = kind(exact_match, display_progress=False, **options)
-        for method in (optimizer.estimate, optimizer.compile):
-            with pytest.raises(ValueError, match=message):
-                method(student(4, signature), trainset=EXAMPLES[4:])
-        assert engine.num_calls == 0
 
     def test_names_labels_without_examples(self, engine, caplog):
         signature = "question -> answer: Literal['answer 0', 'answer 1', 'answer 2', 'answer 3']"

@@ -222,21 +222,7 @@ def test_only_another_teacher_needs_new_calls(engine, tmp_path):
     assert 0 < calls["resumed"] < calls["total"] <= 180
 
 
-WRONG_ARGUMENTS = [
-    ("candidates", "some"),
-    ("candidates", []),
-    ("candidates", ["text"]),
-    ("max_demos", None),
-    ("min_demos", 5),
-]
-
-
 class TestBadInput:
-    @pytest.mark.parametrize(("name", "value"), WRONG_ARGUMENTS)
-    def test_constructor_arguments_are_checked(self, name, value):
-        with pytest.raises((TypeError, ValueError), match=name):
-            optimizer(**{name: value})
-
     def test_a_warning_says_how_many_of_few_examples_are_scored(self, engine, caplog):
         optimizer().estimate(predict(), trainset=EXAMPLES[:36])
         assert "only 27 of 36 examples can be used for scoring" in caplog.text

@@ -211,26 +211,6 @@ class TestSeveralPredictors:
         assert instructed.num_calls == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"instructions": []}, "instructions"),
-        ({"instructions": {}}, "instructions"),
-        ({"instructions": {"self": []}}, "instructions"),
-        ({"instructions": GOOD}, "instructions"),
-        ({"instructions": [3]}, "instructions"),
-        (
-            {"instructions": [GOOD], "max_metric_calls": 0, "demos": "retrieved"},
-            "instructions=.* needs program calls",
-        ),
-    ],
-)
-def test_bad_arguments(options, message):
-    with pytest.raises((TypeError, ValueError), match=message) as caught:
-        PLFewShot(exact_match, **options)
-    assert "\n" not in str(caught.value)
-
-
 class TestCalls:
     def test_an_interrupted_compile_can_be_resumed(self, tmp_path):
         with using(new_engine()) as whole:
@@ -411,12 +391,6 @@ class TestUserPrograms:
             )
         assert len(optimizer.report.slots[0].demos) == 3
         assert not optimizer.report.instructions
-
-    def test_the_name_student_is_rejected(self):
-        engine = sharing_engine()
-        with pytest.raises(ValueError, match="programs must not have the name 'student'"):
-            joined(engine, {"student": with_demos("poor")})
-        assert not engine.num_calls
 
 
 class InstructedLabels(Engine):
@@ -646,27 +620,6 @@ class TestProposals:
             proposing(engine=engine, max_cost=10.0)
         assert "of max_cost and max_seconds" not in caplog.text
         assert instructed.num_calls == 0
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            (
-                {"instructions": [GOOD], "prompt_model": lm_of(new_engine())},
-                "prompt_model needs instructions",
-            ),
-            ({"instructions": "propose", "prompt_model": "openai/gpt"}, "prompt_model"),
-            ({"num_instructions": 3}, "num_instructions needs instructions='propose'; got instructions=None"),
-            (
-                {"instructions": [GOOD], "num_instructions": 3},
-                "num_instructions needs instructions='propose'",
-            ),
-            ({"instructions": "propose", "num_instructions": 0}, "num_instructions"),
-            ({"instructions": "proposed"}, "instructions"),
-        ],
-    )
-    def test_bad_arguments(self, options, message):
-        with pytest.raises((TypeError, ValueError), match=message):
-            PLFewShot(exact_match, **options)
 
     def test_an_adapter_that_shows_no_instruction_is_rejected_before_any_call(self, instructed):
         with dspy.context(adapter=PlainTextAdapter(show_instructions=False)):
