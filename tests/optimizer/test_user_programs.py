@@ -114,25 +114,3 @@ class TestUserPrograms:
                 optimizer.compile(student(demos=LEANING), trainset=EXAMPLES, programs=programs)
             reports.append(optimizer.report)
         assert comparable(reports[0]) == comparable(reports[1])
-
-    @pytest.mark.parametrize(
-        ("optimizer", "candidates", "message"),
-        [
-            (PLFewShot(exact), {"a": 1}, r"programs\['a'\] must be a dspy.Module"),
-            (
-                PLFewShot(exact),
-                {"a": dspy.Predict("question -> answer")},
-                r"\['question'\] of programs\['a'\];",
-            ),
-            (PLFewShot(exact, calibrate=True), [student()], "omit calibrate"),
-            (PLReorder(exact, auto="paper"), [student()], "cannot compare programs"),
-            (TopKOrder(exact), [student()], "cannot compare programs"),
-        ],
-    )
-    def test_unsuitable_programs_and_optimizers_are_rejected_before_any_call(
-        self, optimizer, candidates, message
-    ):
-        engine = Engine()
-        with using(engine, "fake/x"), pytest.raises((TypeError, ValueError), match=message):
-            optimizer.compile(student(), trainset=EXAMPLES, programs=candidates)
-        assert not engine.prompts
