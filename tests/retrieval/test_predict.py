@@ -3,7 +3,6 @@
 import asyncio
 import json
 import pickle
-import threading
 
 import dspy
 import numpy as np
@@ -115,20 +114,6 @@ def test_fixed_demos_come_first_and_demos_passed_by_the_caller_replace_all_other
     program(text="the cat")
     assert asked(lm) == ["birds fly south", "the cat", "the cat"]
     program.predict(text="the cat", demos=[])
-    assert asked(lm) == ["the cat"]
-
-
-def test_a_guarded_call_from_a_plain_thread_retrieves_no_demos(lm):
-    program = compiled(dspy.ChainOfThought("text -> label"), guarded=True)
-
-    def run():
-        with dspy.context(lm=lm):
-            program(text="the cat")
-
-    with dspy.context(plr_dspy_scored={"text": "the cat"}):
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
     assert asked(lm) == ["the cat"]
 
 

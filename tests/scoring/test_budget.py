@@ -1,8 +1,5 @@
 """Limits on calls, cost and time, which are checked before each call."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from plr_dspy.report.stop import StopReason
@@ -90,20 +87,6 @@ class TestCost:
         assert budget.begin(7)
         assert not budget.begin()
 
-    def test_threads_never_exceed_the_limit(self):
-        budget = Budget(max_cost=97, expected_cost=3)
-        waiting = threading.Event()
-
-        def work():
-            while budget.begin():
-                waiting.wait(0.0005)
-                budget.end(tokens(3))
-
-        with ThreadPoolExecutor(16) as pool:
-            for worker in [pool.submit(work) for _ in range(16)]:
-                worker.result()
-        assert budget.cost == 96
-
     @pytest.mark.parametrize("earlier", [[5], [5, 5, 5], [1, 9, 4], [0, 0, 7]])
     def test_recalled_calls_count_and_predict_later_costs(self, resumed, earlier):
         budget = Budget(resumed(*earlier), max_cost=1000, expected_cost=3)
@@ -122,13 +105,6 @@ class TestCost:
         assert make(budget, *[10] * 9) == 3
         assert budget.cost == 30
         assert budget.refused == StopReason.COST
-
-    def test_no_further_call_starts_if_the_price_is_unknown(self, monkeypatch):
-        monkeypatch.setattr("plr_dspy.scoring.budget.cost_of", lambda _: None)
-        budget = Budget(max_cost=1.0)
-        assert (budget.begin(), budget.unpriced) == (True, "")
-        budget.end(tokens(1))
-        assert (budget.begin(), budget.unpriced) == (False, "the price of model")
 
     @pytest.mark.parametrize(("expected", "largest", "number"), [(None, 1, 9), (3, 3, 3)])
     def test_later_calls_may_cost_more_than_a_cheap_first_call(self, expected, largest, number):

@@ -4,8 +4,6 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy.scoring.evaluator import Evaluator
@@ -118,23 +116,6 @@ class TestExamples:
         assert asked[("a", 0)] == first
         assert asked[("a", 1)] == second
 
-    @settings(deadline=None, max_examples=30)
-    @given(st.lists(st.lists(st.integers(0, 7), max_size=6), max_size=5), st.integers(1, 12))
-    def test_each_wanted_call_is_paid_for_once(self, batches, num_first):
-        payer = TablePayer(table(num_examples=15))
-        scores = Rounds(payer, num_first=min(num_first, 15))
-        for batch in batches:
-            wanted = scores.wanted([ORDERINGS[i] for i in batch])
-            cells = set()
-            for ordering, examples in wanted.items():
-                number = ORDERINGS.index(ordering)
-                cells.update((number, example) for example in examples)
-            new = cells - set(payer.paid)
-            before = len(payer.paid)
-            assert scores.score(wanted) == [ORDERINGS[i] for i in dict.fromkeys(batch)]
-            assert set(payer.paid[before:]) == new
-            assert len(payer.paid) == len(set(payer.paid)) == before + len(new)
-
     def test_new_orderings_use_all_examples_equally_often(self):
         scores = Rounds(TablePayer(table(num_examples=10)))
         first, second, *others = scores_of_round(scores, ORDERINGS[:3])
@@ -170,11 +151,6 @@ class TestExamples:
 
 
 class TestFailures:
-    def test_an_example_that_always_fails_counts_for_no_ordering(self):
-        scores = Rounds(TablePayer(table(num_examples=10, broken=[5])), num_first=6)
-        assert [len(row) for row in scores_of_round(scores, ORDERINGS[:5])] == [5, 6, 5, 6, 5]
-        assert len(scores_of_round(scores, ORDERINGS[5:8], 10)[0]) == 9
-
     def test_a_failed_call_gets_the_worst_score_except_for_the_favored_ordering(self):
         values = np.full((len(ORDERINGS), 8), 0.5)
         values[0, 2] = np.nan
