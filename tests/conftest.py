@@ -34,7 +34,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["CI"] = "true"  # Local models then use one thread.
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-LOCAL_MODEL = ["test_cli", "test_completion", "test_end_to_end", "test_local"]
+LOCAL_MODEL = ["test_completion", "test_end_to_end", "test_local"]
 LOCAL_MODEL += ["test_paper_run", "test_quickstart"]
 """Test files that use the local model. They run in one process, because a second server would be slow."""
 CHILDREN = ("test_paper_failures", "test_resume")

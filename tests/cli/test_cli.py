@@ -106,10 +106,7 @@ def compile_arguments(*more, program="reviews_app.py:program", metric="reviews_a
     ]
 
 
-def test_compile_and_report(folder, server, monkeypatch, capsys):
-    monkeypatch.setattr(
-        compiling, "local_lm", lambda route, **options: nullcontext(server.lm(route, **options))
-    )
+def test_compile_and_report(folder, capsys):
     arguments = compile_arguments("--log-dir", "log", "--report", "found.json", "--max-calls", "27")
     assert cli.main(arguments) == 0
     program = dspy.Predict("review -> sentiment")

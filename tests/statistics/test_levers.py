@@ -128,8 +128,8 @@ def test_bounds_of_the_metric_are_those_of_gains():
     assert -20 <= gain.draws.min() < gain.draws.max() <= 20
 
 
-@pytest.mark.parametrize("num_examples", [10, 20, 40])
-@pytest.mark.parametrize(("accuracy", "nearest"), [(0.03, 0.0), (0.05, 0.8), (0.5, 0.4), (0.95, 0.0)])
+@pytest.mark.parametrize("num_examples", [10, 40])
+@pytest.mark.parametrize(("accuracy", "nearest"), [(0.03, 0.0), (0.05, 0.8), (0.95, 0.0)])
 def test_intervals_contain_true_gains_near_the_bounds(num_examples, accuracy, nearest):
     world = benchmark.World(True, accuracy, 0.1, nearest=nearest, num_examples=num_examples)
     rates = benchmark.results(world, 60)
