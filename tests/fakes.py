@@ -456,3 +456,38 @@ class PlainLabels(LabelEngine):
     def tops(self, texts: tuple[str, ...], wanted: list[str]) -> list[dict[str, float]]:
         share = self.probabilities(texts[-1])
         return [{" negative": share, " positive": 1.0 - share}]
+
+
+class ProposingEngine:
+    """A prompt model that proposes the given texts in turn.
+
+    Attributes:
+        texts: Instructions to propose before the search.
+        revise: Returns an instruction to propose from failures, given the conversation. By default,
+            it returns the first text.
+        at: Functions to run when calls begin, keyed by call index.
+        prompts: The conversations so far.
+    """
+
+    def __init__(self, *texts: str, at: Any = None, revise: Any = None) -> None:
+        self.texts = texts
+        self.revise = revise or (lambda content: self.texts[0])
+        self.at = dict(at or {})
+        self.prompts: list[str] = []
+        self.proposed = 0
+
+    def complete(self, request: Any) -> Any:
+        content = "\n".join(message.text or "" for message in request.messages)
+        number = len(self.prompts)
+        self.prompts.append(content)
+        if number in self.at:
+            self.at[number]()
+        (field,) = re.findall(r"Respond with.*?`\[\[ ## (\w+) ## \]\]`", content)
+        reply = f"a {field}"
+        if field == "proposed_instruction":
+            reply = self.texts[self.proposed % len(self.texts)]
+            self.proposed += 1
+        elif field == "new_instruction":
+            reply = self.revise(content)
+        text = f"[[ ## {field} ## ]]\n{reply}\n\n[[ ## completed ## ]]"
+        return chat_response(text, prompt_tokens=100)

@@ -5,7 +5,7 @@ import json
 import dspy
 import numpy as np
 import pytest
-from fakes import digest, interrupt, using
+from fakes import digest, using
 from label_engines import around, normal
 from label_world import (
     DEMOS,
@@ -14,7 +14,6 @@ from label_world import (
     LABELS,
     Engine,
     Hesitant,
-    exact,
     go,
     labeled,
     number,
@@ -23,7 +22,7 @@ from label_world import (
     two,
 )
 
-from plr_dspy import BatchCalibration, CalibratedProgram, PLReorder, Report
+from plr_dspy import BatchCalibration, CalibratedProgram, Report
 from plr_dspy.labels.reader import NoProbabilities
 
 
@@ -220,16 +219,6 @@ class TestUnchangedStudent:
         for state in states:
             del state["traces"]  # The traces contain the settings of the compile.
         assert states[0] == states[1]
-
-
-def test_the_best_program_is_calibrated_after_an_interrupt():
-    engine = engine_of()
-    engine.at = {100: interrupt}
-    options = {"calibrate": True, "max_metric_calls": 120, "num_threads": 1, "display_progress": False}
-    reorder = PLReorder(exact, **options)
-    with using(engine), pytest.raises(KeyboardInterrupt):
-        reorder.compile(student(), trainset=EXAMPLES)
-    assert isinstance(reorder.best_program, CalibratedProgram)
 
 
 def test_bad_shares_and_unsuitable_programs_raise_errors(tmp_path):

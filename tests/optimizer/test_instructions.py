@@ -8,8 +8,8 @@ from statistics import fmean
 import dspy
 import fakes
 import pytest
-from dspy.utils.exceptions import LMUnexpectedError
 from fakes import (
+    ProposingEngine,
     digest,
     engine_for,
     exact_match,
@@ -212,17 +212,6 @@ class TestSeveralPredictors:
 
 
 class TestCalls:
-    def test_an_interrupted_compile_can_be_resumed(self, tmp_path):
-        with using(new_engine()) as whole:
-            _, optimizer = compiled(BAD, GOOD)
-        engine = new_engine(at={77: interrupt})
-        with using(engine):
-            with pytest.raises(KeyboardInterrupt):
-                compiled(BAD, GOOD, log_dir=tmp_path)
-            _, resumed = compiled(BAD, GOOD, log_dir=tmp_path)
-        assert comparable(resumed.report) == comparable(optimizer.report)
-        assert engine.num_calls == whole.num_calls + 1
-
     def test_calls_with_the_students_own_instruction_are_reused(self, tmp_path):
         with using(new_engine()) as engine:
             compiled(log_dir=tmp_path, instructions=None)
@@ -373,16 +362,6 @@ class TestUserPrograms:
         assert "best" not in report.slots[0].origins
         assert not report.instructions
 
-    def test_an_interrupted_compile_can_be_resumed(self, with_other, tmp_path):
-        others = {"other": with_demos("poor", GOOD)}
-        whole, _, report = with_other
-        engine = sharing_engine(at={77: interrupt})
-        with pytest.raises(KeyboardInterrupt):
-            joined(engine, others, log_dir=tmp_path)
-        _, resumed = joined(engine, others, log_dir=tmp_path)
-        assert comparable(resumed) == comparable(report)
-        assert engine.num_calls == whole.num_calls + 1
-
     def test_plreorder_orders_only_the_students_own_demos(self):
         optimizer = PLReorder(exact_match, max_metric_calls=150, num_threads=1, display_progress=False)
         with using(sharing_engine()):
@@ -424,41 +403,6 @@ class TestCombinations:
         more = 3000 * (long.program_calls - long.bootstrap_calls)
         assert long.prompt_tokens == pytest.approx(without.prompt_tokens + more, rel=0.01)
         assert instructed.num_calls == 0
-
-
-class ProposingEngine:
-    """A prompt model that proposes the given texts in turn.
-
-    Attributes:
-        texts: Instructions to propose before the search.
-        revise: Returns an instruction to propose from failures, given the conversation. By default,
-            it returns the first text.
-        at: Functions to run when calls begin, keyed by call index.
-        prompts: The conversations so far.
-    """
-
-    def __init__(self, *texts, at=None, revise=None):
-        self.texts = texts
-        self.revise = revise or (lambda content: self.texts[0])
-        self.at = dict(at or {})
-        self.prompts = []
-        self.proposed = 0
-
-    def complete(self, request):
-        content = "\n".join(message.text or "" for message in request.messages)
-        number = len(self.prompts)
-        self.prompts.append(content)
-        if number in self.at:
-            self.at[number]()
-        (field,) = re.findall(r"Respond with.*?`\[\[ ## (\w+) ## \]\]`", content)
-        reply = f"a {field}"
-        if field == "proposed_instruction":
-            reply = self.texts[self.proposed % len(self.texts)]
-            self.proposed += 1
-        elif field == "new_instruction":
-            reply = self.revise(content)
-        text = f"[[ ## {field} ## ]]\n{reply}\n\n[[ ## completed ## ]]"
-        return fakes.chat_response(text, prompt_tokens=100)
 
 
 def proposing(*texts, engine=None, **options):
@@ -734,27 +678,6 @@ class TestProposalsFromFailures:
         expected = ["from failures[0]"] if text == IDLE else []
         assert [unused.origin for unused in entry.dropped] == expected
         assert engine.num_calls == report.program_calls["total"] <= 150
-
-    def test_calls_are_the_same_at_any_number_of_threads(self, whole):
-        _, _, expected, _ = whole
-        with using(coded_engine()):
-            _, report, _ = revising(num_threads=8)
-        assert comparable(report) == comparable(expected)
-
-    @pytest.mark.parametrize(("stop", "number"), [(interrupt, 75), (interrupt, 120), (failure, 90)])
-    def test_a_resumed_compile_repeats_no_call_and_finds_the_same(self, tmp_path, whole, stop, number):
-        """The instruction from failures is proposed before call 90."""
-        uninterrupted, program, report, paid = whole
-        engine = coded_engine(at={number: stop})
-        proposer = ProposingEngine(IDLE, revise=revise)
-        with using(engine):
-            with pytest.raises((LMUnexpectedError, KeyboardInterrupt)):
-                revising(engine=proposer, log_dir=tmp_path, max_errors=1)
-            resumed_program, resumed, _ = revising(engine=proposer, log_dir=tmp_path)
-        assert comparable(resumed) == comparable(report)
-        assert resumed_program.dump_state() == program.dump_state()
-        assert engine.num_calls == uninterrupted.num_calls + 1
-        assert len(proposer.prompts) == len(paid.prompts)
 
     @pytest.mark.parametrize("demos", ["auto", "retrieved"])
     def test_retrieved_demos_and_user_programs_can_be_combined(self, demos):

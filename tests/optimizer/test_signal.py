@@ -5,11 +5,10 @@ import time
 import dspy
 import label_world
 import pytest
-from fakes import Program, digest, failure, interrupt
+from fakes import Program, digest, failure
 from label_engines import REFUSAL
 from label_world import DEMOS, EXAMPLES, Engine, comparable, exact, go, number, student
 
-from plr_dspy import PLFewShot
 from plr_dspy.labels.reader import NoProbabilities
 
 SILENCE = "fake/x returns no log-probabilities"
@@ -57,20 +56,6 @@ class TestWithoutLogProbabilities:
         assert plain.signal.used == "score"
         assert plain.signal.reason == ""
         assert "learned from" not in plain.details()
-
-    @pytest.mark.parametrize(
-        ("options", "stopped_at"),
-        [({}, 2), ({"kind": PLFewShot}, 2), ({"kind": PLFewShot, "demos": "auto"}, 6)],
-    )
-    def test_a_resumed_compile_keeps_the_signal_and_its_result(self, tmp_path, options, stopped_at):
-        whole = go(Engine(logprobs=False), max_metric_calls=60, **options)[1]
-        engine = Engine(logprobs=False)
-        engine.at = {stopped_at: interrupt}
-        with pytest.raises(KeyboardInterrupt):
-            go(engine, max_metric_calls=60, log_dir=tmp_path, **options)
-        report = go(engine, max_metric_calls=60, log_dir=tmp_path, **options)[1]
-        assert comparable(report) == comparable(whole)
-        assert report.signal == whole.signal
 
     def test_impossible_signals_are_rejected_before_any_call(self):
         for options, reason in [
