@@ -1,11 +1,11 @@
-"""The attribute `detailed_results` of returned programs, in the format of `dspy.GEPA`."""
+"""The attribute `detailed_results` of returned programs, and results that earlier optimizers attached."""
 
 import json
+import time
 
 import dspy
-import fakes
 import pytest
-from fakes import engine_for, exact_match, questions, student, using
+from fakes import Program, engine_for, exact_match, questions, student, using
 
 from plr_dspy import PLFewShot, PLReorder, choose_program
 from plr_dspy.baselines import TopKOrder
@@ -94,7 +94,7 @@ def test_a_users_own_attribute_is_kept():
         assert self.detailed_results == "mine"
         return self.predict(question=question)
 
-    program = fakes.Program(forward, predict=student(), detailed_results="mine")
+    program = Program(forward, predict=student(), detailed_results="mine")
     compiled = RUNS["PLReorder"]().compile(program, trainset=EXAMPLES)
     assert compiled.detailed_results == "mine"
 
@@ -111,3 +111,36 @@ def test_without_a_comparison_there_are_no_candidates():
     program = optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
     assert program.detailed_results["candidates"] == []
     assert program.detailed_results["best_idx"] is None
+
+
+def two_steps(**attributes):
+    def in_turn(self, question):
+        assert type(getattr(self, "candidate_programs", [])) in (list, str)
+        return self.second(question=question, hint=self.first(question=question).hint)
+
+    second = student([{**e, "hint": "none"} for e in EXAMPLES[:4]], "question, hint -> answer")
+    return Program(in_turn, first=dspy.Predict("question -> hint"), second=second, **attributes)
+
+
+def test_attached_results_are_not_part_of_a_students_identity(tmp_path):
+    """Attached results differ between runs, because they contain durations."""
+    optimizer = PLReorder(exact_match, max_metric_calls=100, log_dir=tmp_path)
+    for _ in range(2):
+        before = PLReorder(exact_match, max_metric_calls=100)
+        first = before.compile(two_steps(), trainset=EXAMPLES)
+        entry = {"score": 0.5, "program": two_steps(), "seconds": time.perf_counter()}
+        first.candidate_programs = [entry]
+        second = optimizer.compile(first, trainset=EXAMPLES)
+    assert optimizer.report.program_calls["resumed"] == optimizer.report.program_calls["total"]
+    assert not hasattr(second, "candidate_programs")
+    assert len(first.candidate_programs) == 1, "the student must keep its attached results"
+
+
+@pytest.mark.parametrize("kept", [[], ["mine"], "text"])
+def test_a_users_own_candidate_programs_are_kept(kept):
+    """The user's attribute has the name of an attribute that DSPy's optimizers attach."""
+    optimizer = PLReorder(exact_match, max_metric_calls=100)
+    program = optimizer.compile(two_steps(candidate_programs=kept), trainset=EXAMPLES)
+    assert program.candidate_programs == kept
+    assert not optimizer.report.errors
+    assert optimizer.compile(program, trainset=EXAMPLES).candidate_programs == kept

@@ -70,63 +70,52 @@ def warnings_on_loading(caplog, path, program, **settings):
     return [record.getMessage() for record in caplog.records]
 
 
-class TestWarns:
-    def test_of_another_adapter(self, saved, caplog):
-        path, make = saved
-        (message,) = warnings_on_loading(caplog, path, make(), lm=lm(), adapter=PlainTextAdapter())
-        assert message.startswith(
-            f"{path} was made with the adapter ChatAdapter, but is used with PlainTextAdapter"
-        )
-        assert message.endswith("configure ChatAdapter, or compile the program again")
-
-    def test_of_another_model(self, saved, caplog):
-        path, make = saved
-        (message,) = warnings_on_loading(caplog, path, make(), lm=lm("fake/y"), adapter=ADAPTER)
-        assert "the model fake/x, but is used with fake/y: configure fake/x" in message
-
-    def test_of_both_in_one_message(self, saved, caplog):
-        path, make = saved
-        (message,) = warnings_on_loading(caplog, path, make(), lm=lm("fake/y"), adapter=dspy.JSONAdapter())
-        assert "the adapter ChatAdapter" in message
-        assert "with the model fake/x" in message
-
-    def test_of_the_default_adapter_by_the_name_chat_adapter(self, tmp_path, caplog):
-        with dspy.context(lm=lm(), adapter=OTHER):
-            chosen().save(tmp_path / "program.json")
-        (message,) = warnings_on_loading(caplog, tmp_path / "program.json", student(), lm=lm(), adapter=None)
-        assert "the adapter OtherAdapter, but is used with ChatAdapter" in message
-
-    def test_of_differences_from_the_last_compile(self, saved, tmp_path, caplog):
-        path, make = saved
-        optimizer = PLReorder(exact_match, **OPTIONS)
-        if "retrieval" in json.loads(path.read_text()):
-            pytest.skip("Programs with retrieved demos cannot be compiled again.")
-        with dspy.context(lm=lm(), adapter=OTHER):
-            program = optimizer.compile(load_program(make(), path), trainset=EXAMPLES)
-        program.save(tmp_path / "again.json")
-        assert not warnings_on_loading(caplog, tmp_path / "again.json", make(), lm=lm(), adapter=OTHER)
-        assert warnings_on_loading(caplog, tmp_path / "again.json", make(), lm=lm(), adapter=ADAPTER)
+@pytest.mark.parametrize(
+    ("model", "adapter", "words"),
+    [
+        ("fake/x", PlainTextAdapter(), ["the adapter ChatAdapter, but is used with PlainTextAdapter"]),
+        ("fake/y", ADAPTER, ["the model fake/x, but is used with fake/y: configure fake/x"]),
+        ("fake/y", dspy.JSONAdapter(), ["the adapter ChatAdapter", "with the model fake/x"]),
+    ],
+)
+def test_a_warning_names_all_differences(saved, caplog, model, adapter, words):
+    path, make = saved
+    (message,) = warnings_on_loading(caplog, path, make(), lm=lm(model), adapter=adapter)
+    assert message.startswith(f"{path} was made with ")
+    assert message.endswith(", or compile the program again")
+    for part in words:
+        assert part in message
 
 
-class TestDoesNotWarn:
-    @pytest.mark.parametrize("adapter", [ADAPTER, None])
-    def test_of_the_same_adapter_and_model(self, saved, caplog, adapter):
-        path, make = saved
-        assert not warnings_on_loading(caplog, path, make(), lm=lm(), adapter=adapter)
+@pytest.mark.parametrize(("model", "adapter"), [(lm(), ADAPTER), (lm(), None), (None, None), (None, ADAPTER)])
+def test_there_is_no_warning_without_a_difference(saved, caplog, model, adapter):
+    path, make = saved
+    assert not warnings_on_loading(caplog, path, make(), lm=model, adapter=adapter)
 
-    def test_before_anything_is_configured(self, saved, caplog):
-        path, make = saved
-        assert not warnings_on_loading(caplog, path, make(), lm=None, adapter=None)
 
-    def test_of_the_model_if_no_model_is_configured(self, saved, caplog):
-        path, make = saved
-        assert not warnings_on_loading(caplog, path, make(), lm=None, adapter=ADAPTER)
+def test_there_is_no_warning_for_programs_without_a_record(tmp_path, caplog):
+    path = tmp_path / "program.json"
+    student().save(path)
+    assert not warnings_on_loading(caplog, path, student(), lm=lm(), adapter=PlainTextAdapter())
 
-    def test_for_programs_without_a_record(self, tmp_path, caplog):
-        student().save(tmp_path / "program.json")
-        assert not warnings_on_loading(
-            caplog, tmp_path / "program.json", student(), lm=lm(), adapter=PlainTextAdapter()
-        )
+
+def test_the_default_adapter_has_the_name_chat_adapter(tmp_path, caplog):
+    with dspy.context(lm=lm(), adapter=OTHER):
+        chosen().save(tmp_path / "program.json")
+    (message,) = warnings_on_loading(caplog, tmp_path / "program.json", student(), lm=lm(), adapter=None)
+    assert "the adapter OtherAdapter, but is used with ChatAdapter" in message
+
+
+def test_the_last_compile_counts(saved, tmp_path, caplog):
+    path, make = saved
+    optimizer = PLReorder(exact_match, **OPTIONS)
+    if "retrieval" in json.loads(path.read_text()):
+        pytest.skip("Programs with retrieved demos cannot be compiled again.")
+    with dspy.context(lm=lm(), adapter=OTHER):
+        program = optimizer.compile(load_program(make(), path), trainset=EXAMPLES)
+    program.save(tmp_path / "again.json")
+    assert not warnings_on_loading(caplog, tmp_path / "again.json", make(), lm=lm(), adapter=OTHER)
+    assert warnings_on_loading(caplog, tmp_path / "again.json", make(), lm=lm(), adapter=ADAPTER)
 
 
 def test_dspy_loads_and_saves_the_record_unchanged(saved, tmp_path):
