@@ -89,6 +89,18 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield engine
 
 
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Use one thread, and a model that answers "no" or "yes"."""
+    import dspy
+    from fakes import LabelEngine, lm_of
+    from yes_or_no import LABELS
+
+    engine = LabelEngine(LABELS, lambda demos, text: [0.5, 0.5])
+    with dspy.context(lm=lm_of(engine), num_threads=1):
+        yield
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Run each file in one process. The files in `LOCAL_MODEL` share a process, like those in `CHILDREN`.

@@ -37,8 +37,8 @@ def examples(count, yes):
     return [row.with_inputs("number") for row in rows]
 
 
-def evaluated(programs, metric, devset):
-    return evaluate_programs(programs, metric, devset, display_progress=False)
+def evaluated(programs, metric, devset, **options):
+    return evaluate_programs(programs, metric, devset, display_progress=False, **options)
 
 
 def evaluated_alone(program, metric, devset):

@@ -4,18 +4,13 @@ import dspy
 import numpy as np
 import pytest
 from every_function import RUNS
-from fakes import LabelEngine, Program, engine_for, exact_match, lm_of, questions, student, using
+from fakes import LabelEngine, Program, engine_for, exact_match, questions, student, using
 from label_engines import exact
 from yes_or_no import LABELS, YES_OR_NO, Answering, evaluated, evaluated_alone, examples, minus
 
 from plr_dspy import F1, CalibratedProgram, Calibration, ConfusionMetric, evaluate_programs
 
-
-@pytest.fixture(autouse=True)
-def quiet():
-    engine = LabelEngine(LABELS, lambda demos, text: [0.5, 0.5])
-    with dspy.context(lm=lm_of(engine), num_threads=1):
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def test_accuracy_and_difference():

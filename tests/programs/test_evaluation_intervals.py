@@ -4,18 +4,13 @@ import dspy
 import numpy as np
 import pytest
 from dspy.utils.exceptions import AdapterParseError
-from fakes import LabelEngine, Program, lm_of
+from fakes import Program
 from label_engines import exact
-from yes_or_no import LABELS, Answering, evaluated, evaluated_alone, examples, minus
+from yes_or_no import Answering, evaluated, evaluated_alone, examples, minus
 
 from plr_dspy import F1, BalancedAccuracy, MatthewsCorrelation, evaluate_programs
 
-
-@pytest.fixture(autouse=True)
-def quiet():
-    engine = LabelEngine(LABELS, lambda demos, text: [0.5, 0.5])
-    with dspy.context(lm=lm_of(engine), num_threads=1):
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def test_intervals_of_a_metric_without_positive_values():
