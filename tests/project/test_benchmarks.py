@@ -26,7 +26,7 @@ from landscapes import RecordedLandscape
 from offline import World, measure
 
 from paper.model import ServedModel
-from paper.tasks import TASKS, Task
+from paper.tasks import TASKS
 
 
 @pytest.fixture(autouse=True)
@@ -284,26 +284,6 @@ def test_a_recorded_prompt_equals_the_prompt_of_a_predictor():
     assert chat.tokens(predictor.demos, inputs)[-len(chat.opening_tokens) :] == chat.opening_tokens
 
 
-def test_labels_are_read_from_their_first_tokens_if_these_differ():
-    tokenizer = WordTokenizer()
-    words = {}
-    for labels in (("good", "bad"), ("good", "good film")):
-        task = Task("mine", "review", "label", "Say what it is.", labels=labels)
-        answers = record_chat.Chat(task, tokenizer).label_tokens()
-        names = {number: word for word, number in tokenizer.numbers.items()}
-        words[labels] = [[names[token] for token in answer] for answer in answers]
-    assert words["good", "bad"] == [["good"], ["bad"]]
-    assert words["good", "good film"] == [["good", "\n"], ["good", " ", "film", "\n"]]
-
-
-def test_common_prefixes_of_prompts_and_batches_by_length(monkeypatch):
-    assert record_chat.shared_length([[1, 2, 3], [1, 2, 4, 5]], num_own=1) == 2
-    assert record_chat.shared_length([[1, 2, 3], [1, 2, 3]], num_own=2) == 1
-    monkeypatch.setattr(record_chat, "BATCH_TOKENS", 6)
-    rows = [[0 for _ in range(length)] for length in (3, 1, 7, 2, 3)]
-    assert list(record_chat.batches(rows)) == [[1, 3], [0, 4], [2]]
-
-
 def test_an_interrupted_recording_resumes_and_can_be_extended(record_reviews):
     """Each prompt is answered only once."""
     stopped = record_reviews(PromptDigests(stops_at=4))
@@ -327,12 +307,6 @@ def test_an_interrupted_recording_resumes_and_can_be_extended(record_reviews):
     ):
         with pytest.raises(SystemExit, match=problem):
             record_reviews(PromptDigests(), **sizes)
-
-
-def test_without_torch_the_error_names_the_packages_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(SystemExit, match="pip install torch transformers gguf accelerate"):
-        record_chat.ChatModel(Path("model.gguf"), 1)
 
 
 def simulated_record(path, *, num_sets=10, set_effect=0.0, order_effect=0.0, bias=0.0):
@@ -382,15 +356,6 @@ def test_levers_are_measured_on_other_examples_than_those_used_to_choose(tmp_pat
     shares = levers.levers(biased)
     assert abs(shares["random demos"].mean() - 0.5) < 0.05
     assert abs(shares["random demos, calibrated"].mean() - 0.65) < 0.03
-
-
-def test_most_answers_of_an_unfinished_record_are_used():
-    is_known = np.ones((5, 10), dtype=bool)
-    is_known[3, 2:] = False
-    is_known[4] = False
-    arrangements, examples = levers.known_part(is_known)
-    assert arrangements.tolist() == [0, 1, 2]
-    assert len(examples) == 10
 
 
 def test_a_much_better_user_program_is_returned():

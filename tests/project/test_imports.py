@@ -156,21 +156,6 @@ def uses_of_private_dspy_names(source, private):
                 yield text
 
 
-@pytest.mark.parametrize(
-    ("source", "uses"),
-    [
-        ("from dspy.utils import magicattr", ["dspy.utils"]),
-        ("import dspy.clients", ["dspy.clients"]),
-        ("program._compiled = True", ["program._compiled"]),
-        ("getattr(example, '_input_keys')", ["_input_keys"]),
-        ("dspy.utils.magicattr", ["dspy.utils.magicattr"]),
-        ("import dspy\nself._compiled\nsuper()._call_preprocess()\ndspy.Predict", []),
-    ],
-)
-def test_uses_of_private_names_are_found(source, uses):
-    assert list(uses_of_private_dspy_names(source, private_dspy_names())) == uses
-
-
 def test_only_dspy_compat_uses_private_names_of_dspy():
     private = private_dspy_names()
     uses = {}
