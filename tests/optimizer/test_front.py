@@ -5,6 +5,7 @@ from collections import Counter
 from statistics import mean
 
 import dspy
+import every_function
 import fakes
 import litellm
 import pytest
@@ -38,11 +39,10 @@ def cached_price(request, monkeypatch):
     return request.param or PROMPT
 
 
-def compiled(program=None, *, trainset=EXAMPLES, metric=exact_match, programs=None, **options):
-    limits = {"max_metric_calls": 100, "max_demos": 3, "candidates": "labeled", "num_threads": 1}
-    optimizer = PLFewShot(metric, **{**limits, "display_progress": False, **options})
-    student = program or dspy.Predict("question -> answer")
-    return optimizer.compile(student, trainset=trainset, programs=programs), optimizer
+def compiled(program=None, *, trainset=EXAMPLES, metric=exact_match, **options):
+    program = program or dspy.Predict("question -> answer")
+    options = {"max_metric_calls": 100, "max_demos": 3, "candidates": "labeled", **options}
+    return every_function.compiled(PLFewShot, metric, program, trainset, **options)
 
 
 def counted(predictor, demos, question=""):

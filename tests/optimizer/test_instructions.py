@@ -6,6 +6,7 @@ from functools import partial
 from statistics import fmean
 
 import dspy
+import every_function
 import fakes
 import pytest
 from fakes import (
@@ -53,11 +54,13 @@ def instructed():
         yield engine
 
 
-def compiled(*texts, program=None, trainset=EXAMPLES, **options):
-    limits = {"max_metric_calls": 120, "max_demos": 3, "candidates": "labeled", "num_threads": 1}
-    given = {"instructions": list(texts), **limits, "display_progress": False, **options}
-    optimizer = PLFewShot(exact_match, **given)
-    return optimizer.compile(program or dspy.Predict("question -> answer"), trainset=trainset), optimizer
+LIMITS = {"max_metric_calls": 120, "max_demos": 3, "candidates": "labeled"}
+
+
+def compiled(*texts, program=None, metric=exact_match, trainset=EXAMPLES, **options):
+    program = program or dspy.Predict("question -> answer")
+    options = {"instructions": list(texts), **LIMITS, **options}
+    return every_function.compiled(PLFewShot, metric, program, trainset, **options)
 
 
 def comparable(report):
@@ -249,11 +252,10 @@ def with_demos(kind, instruction=IDLE, fields="question -> answer"):
 
 def joined(engine, programs, program=None, **options):
     """Compile a program, by default one with good demos, with `programs` as further candidates."""
-    given = {"max_metric_calls": 150, "max_demos": 3, "candidates": "labeled", "num_threads": 1, **options}
-    optimizer = PLFewShot(exact_match, **given, display_progress=False)
+    options = {"instructions": None, "max_metric_calls": 150, **options}
     with using(engine):
-        student = program or with_demos("nice")
-        return optimizer.compile(student, trainset=EXAMPLES, programs=programs), optimizer.report
+        chosen, optimizer = compiled(program=program or with_demos("nice"), programs=programs, **options)
+    return chosen, optimizer.report
 
 
 @pytest.fixture(scope="module")
@@ -590,20 +592,11 @@ def revise(content):
     return WORD if "zebra is missing" in content else "Try harder."
 
 
-def revising(metric=with_feedback, engine=None, program=None, **options):
+def revising(metric=with_feedback, engine=None, **options):
     """Compile with instructions proposed before and during the search."""
     engine = engine or ProposingEngine(IDLE, revise=revise)
-    model = lm_of(engine, "fake/proposer")
-    limits = {"max_metric_calls": 150, "max_demos": 3, "candidates": "labeled", "num_threads": 1, **options}
-    optimizer = PLFewShot(
-        metric,
-        instructions="propose",
-        num_instructions=1,
-        prompt_model=model,
-        display_progress=False,
-        **limits,
-    )
-    program = optimizer.compile(program or dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    options = {"num_instructions": 1, "max_metric_calls": 150, **options}
+    program, optimizer, _ = proposing(engine=engine, metric=metric, **options)
     return program, optimizer.report, engine
 
 
@@ -681,22 +674,10 @@ class TestProposalsFromFailures:
 
     @pytest.mark.parametrize("demos", ["auto", "retrieved"])
     def test_retrieved_demos_and_user_programs_can_be_combined(self, demos):
-        model = lm_of(ProposingEngine(IDLE, revise=revise), "fake/proposer")
-        optimizer = PLFewShot(
-            with_feedback,
-            instructions="propose",
-            num_instructions=1,
-            prompt_model=model,
-            demos=demos,
-            max_metric_calls=300,
-            display_progress=False,
-        )
+        programs = {"other": with_demos("poor", BAD)}
         with using(coded_engine()):
-            programs = {"other": with_demos("poor", BAD)}
-            program = optimizer.compile(
-                dspy.Predict("question -> answer"), trainset=EXAMPLES, programs=programs
-            )
-        (entry,) = optimizer.report.instructions
+            program, report, _ = revising(demos=demos, programs=programs, max_metric_calls=300)
+        (entry,) = report.instructions
         origins = [choice.origin for choice in entry.alternatives]
         assert origins == ["student", "proposed[0]", "other", "from failures[0]"]
         assert program.signature.instructions == WORD
@@ -751,21 +732,12 @@ class TestProposalsFromFailures:
     def test_log_probabilities_calibration_and_metrics_over_a_set_can_be_combined(self, metric, options):
         proposer = ProposingEngine(BAD, revise=lambda content: GOOD)
         with using(InstructedLabels(), "fake/x"):
-            optimizer = PLFewShot(
-                metric,
-                instructions="propose",
-                num_instructions=1,
-                prompt_model=lm_of(proposer, "fake/proposer"),
-                candidates="labeled",
-                max_demos=3,
-                max_metric_calls=200,
-                display_progress=False,
-                **options,
+            program, report, _ = revising(
+                metric, proposer, program=classifier(), trainset=LABELED, max_metric_calls=200, **options
             )
-            program = optimizer.compile(classifier(), trainset=LABELED)
             assert program(text=LABELED[0].text).label
         (predictor,) = program.predictors()
-        (entry,) = optimizer.report.instructions
+        (entry,) = report.instructions
         assert predictor.signature.instructions == entry.alternatives[entry.chosen].text
         assert [choice.text for choice in entry.alternatives][2:] == [GOOD]
         assert entry.alternatives[2].score is not None

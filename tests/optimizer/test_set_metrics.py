@@ -1,6 +1,7 @@
 """Optimizers with metrics over a set, such as F1."""
 
 import dspy
+import every_function
 import numpy as np
 import pytest
 from fakes import Program, digest, using
@@ -36,16 +37,15 @@ def cost(counts, labels):
 
 
 def compiled(kind, metric, *, engine=None, program=None, trainset=RARE, **options):
-    options = {"max_metric_calls": 100, "num_threads": 1, "display_progress": False} | options
-    optimizer = kind(metric, **options)
+    options = {"max_metric_calls": 100, **options}
     with using(engine or Engine(probabilities=shy)):
-        return optimizer.compile(program or student(), trainset=trainset), optimizer.report
+        chosen, optimizer = every_function.compiled(kind, metric, program or student(), trainset, **options)
+    return chosen, optimizer.report
 
 
 def scored(engine, program, dataset=RARE):
     with using(engine):
-        options = {"num_threads": 1, "display_progress": False}
-        evaluation = evaluate_programs({"program": program}, F1("positive"), dataset, **options)
+        evaluation = evaluate_programs({"program": program}, F1("positive"), dataset, **every_function.QUIET)
         return evaluation.programs["program"].score
 
 
