@@ -251,7 +251,8 @@ class TestErrors:
             assert re.match(r"trainset\[\d+\]", entry.examples[0])
         assert report.program_calls["total"] >= 40 - options["num_threads"]
         assert optimizer.best_program.reorder_report == report.to_dict()
-        assert isinstance(optimizer.best_program, CalibratedProgram) == (kind == "calibrated")
+        if kind == "calibrated":
+            assert isinstance(optimizer.best_program, CalibratedProgram)
 
     @pytest.mark.parametrize("value", [None, float("nan")])
     def test_a_metric_without_a_valid_score_ends_the_compile_at_once(self, kind, value):
