@@ -18,17 +18,22 @@ from plr_dspy.compiling.run import CompileRun
 from plr_dspy.labels.trials import scorer, tried
 from plr_dspy.lm.plain_text_adapter import decided
 from plr_dspy.metrics.confusion import SetMetric
-from plr_dspy.optimizer.random_demos import random_demos
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.programs.splits import Examples, answer_classes, source_of, value_key
+from plr_dspy.report.formats import count
 from plr_dspy.report.schema import Alternative, PairedGain
 from plr_dspy.retrieval.nearest import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
+from plr_dspy.scoring.confusion_scores import Answer
 from plr_dspy.scoring.observations import Observations
-from plr_dspy.search.space import Scores
+from plr_dspy.search.model.ordering_model import FittedModel
+from plr_dspy.search.search import mean_score
+from plr_dspy.search.space import Ordering, Scores
 
+MIN_ORDERINGS = 3  # minimum number of scored random orderings for an estimate of their mean score
+NUM_LONGEST = 200  # number of random orderings with as many demos as possible whose mean score is estimated
 MAX_EXAMPLES = 500  # maximum number of examples on which the metric is called for one score
 MAX_SECONDS = 2.0  # maximum time for these metric calls, in seconds
 MAX_ANSWERS = 5  # maximum number of answers tried as the constant answer, most frequent first
@@ -43,14 +48,59 @@ def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict
     results = _vote_results(setup)
     scores["vote"] = _vote(setup, results)
     if decision.comparison is not None:
-        random_score = random_demos(setup, run, decision)
-        if isinstance(random_score, str):
-            scores["unknown"] = [random_score]
-        else:
-            scores["random"] = random_score
+        scores["random"] = _random_demos(setup, run, decision)
         scores["constant"] = _constant_answer(setup)
         scores["vote_gain"] = _vote_gain(run, decision, results)
     return scores
+
+
+def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | None:
+    """Return the expected score of random demos in a random order, as many as the limits allow.
+
+    Return None if the search scored fewer than `MIN_ORDERINGS` random orderings, or if a metric
+    over a set has a label without a scored example.
+    """
+    fitted = decision.fitted
+    scores = run.observations.scores()
+    orderings = [ordering for ordering in run.random_orderings() if ordering in scores]
+    if fitted is None or len(orderings) < MIN_ORDERINGS:
+        return None
+    examples = set[int]().union(*(scores[ordering] for ordering in orderings))
+    metric = run.evaluator.confusion_scores
+    if metric is not None and metric.scarce_labels(examples, 1):
+        return None
+    slots = setup.slots
+    drawn = slots.space.draw(NUM_LONGEST, np.random.default_rng([setup.seed, 1]), longest=True)
+    longest = [slots.space.with_first_choices(ordering) for ordering in drawn]
+    num_demos = round(np.mean([slots.num_demos(ordering) for ordering in longest]))
+    name = f"a random order of {count(num_demos, 'demo')}"
+    tokens = 0
+    if isinstance(slots, PoolSlots):
+        name = count(num_demos, "random demo")
+        tokens = round(np.mean([slots.tokens(ordering) for ordering in longest]))
+    if fitted.calibrates_answers:
+        name += ", calibrated"
+    score = round(_score_at_random(run, fitted, orderings, longest), 6)
+    return Alternative(name=name, score=score, num_examples=len(examples), tokens=tokens, num_demos=num_demos)
+
+
+def _score_at_random(
+    run: CompileRun, fitted: FittedModel, orderings: Sequence[Ordering], longest: Sequence[Ordering]
+) -> float:
+    """Return the expected score of the `longest` orderings from the calls with random `orderings`."""
+    observations = run.observations
+    metric = run.evaluator.confusion_scores
+    if metric is not None:
+        answers: list[Answer] = []
+        for ordering in orderings:
+            labels = fitted.revised_labels(ordering)
+            answers += metric.answers(observations.records[ordering], labels).items()
+        return metric.clip(metric.value(answers) + fitted.effect_of_length(orderings, longest))
+    if run.plan.racing:
+        return fitted.expected_at_random(orderings, longest)
+    # All orderings are scored on the same examples, so no model is needed.
+    scores = fitted.counted(observations.scores())
+    return float(np.mean([mean_score(scores[ordering]) for ordering in orderings]))
 
 
 def _constant_answer(setup: CompileSetup) -> Alternative | None:

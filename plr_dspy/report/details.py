@@ -20,8 +20,6 @@ def details(report: ReportData) -> Iterator[str]:
     yield from _settings(report)
     if report.comparison is not None:
         yield _compared(report, report.comparison)
-    for reason in report.unknown:
-        yield f"no score for {reason}"
     # The report does not contain the demos and instructions of the user's programs.
     if not report.returned.name:
         for slot in report.slots:

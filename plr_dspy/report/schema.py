@@ -96,7 +96,7 @@ class Alternative(Part):
 
     Attributes:
         score, interval: Expected score on new examples, and its 95% interval. The interval is None
-            if it is unknown.
+            for simpler methods, and if it is unknown.
         num_examples: Number of examples that the score is estimated from.
         tokens: Total number of tokens in the demos, counted with GPT-4o's tokenizer, or 0 in
             `programs`.
@@ -336,8 +336,6 @@ class ReportData(Part):
             For a metric over a set, the answer is the frequent label that scores best.
         vote: Score of answering with the most frequent label among the `max_demos` nearest
             examples, or None if unknown.
-        unknown: For each simpler method with too few calls for a score, the method's name and
-            the reason.
         vote_gain: The gain of `vote` over the returned program, or None if unknown.
     """
 
@@ -375,7 +373,6 @@ class ReportData(Part):
     random: Alternative | None = None
     constant: Alternative | None = None
     vote: Alternative | None = None
-    unknown: list[str] = []
     vote_gain: PairedGain | None = None
 
     @property

@@ -10,20 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from plr_dspy.errors import UserError
-from plr_dspy.scoring.drawn_answers import (
-    PSEUDO_EXAMPLES,
-    DrawnAnswers,
-    add_unseen,
-    blocks,
-    draw_accuracies,
-    draw_pairs,
-    wrong_answers,
-)
+from plr_dspy.scoring.drawn_answers import PSEUDO_EXAMPLES, add_unseen, blocks, draw_accuracies, draw_pairs
 from plr_dspy.scoring.effective_scores import EffectiveScores, Labels, Records
 from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.space import Scores
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
-from plr_dspy.statistics.crossed import RandomOrderings, mean_of_orderings
 
 # An example's index and the predicted label, or None for an unparsable reply.
 Answer: TypeAlias = tuple[int, str | None]
@@ -282,58 +273,6 @@ class ConfusionScores(EffectiveScores):
                 add_unseen(drawn_counts, totals[block], unseen, accuracies_of_program[block])
             values_with_unseen.append(self._values_of_programs(counts) if unseen else values[-1].copy())
         return np.concatenate(values), np.concatenate(values_with_unseen)
-
-    def draw_values(self, rows: Sequence[Answers], rng: np.random.Generator) -> tuple[float, Array]:
-        """Return the metric's value for random orderings, and drawn values on new examples, ``[draws]``.
-
-        `rows` contains each ordering's answers. The returned value ignores labels without an
-        answered example, but each draw includes random answers to examples with these labels.
-        """
-        size = len(self.labels)
-        orderings = RandomOrderings.draw(len(rows), rng)
-        present = np.flatnonzero(self._num_of_label).tolist()
-        totals = np.maximum(1, rng.multinomial(self.num_examples, self._shares, size=len(orderings.weights)))
-        counts = np.zeros((size, size + 1))
-        calls_of = {}
-        for label in present:
-            answers, known = self._calls(rows, label)
-            if known.any():
-                calls_of[label] = (answers, known)
-                counts[label] = mean_of_orderings(answers, known)
-        weighted = self._weighted(counts)
-        of_all_labels = weighted.sum(axis=0)
-        drawn = {}
-        for label, (answers, known) in calls_of.items():
-            # Omit answers that did not occur, because their columns are 0 in every draw.
-            columns = np.flatnonzero((answers * known).any(axis=(1, 2)))
-            means = orderings.means(answers[columns], known)
-            shares = orderings.shares(known, weight=1 / len(calls_of))
-            drawn[label] = DrawnAnswers(columns, means, shares, wrong_answers(of_all_labels, label))
-        unseen = [label for label in present if label not in calls_of]
-        accuracies = draw_accuracies(len(totals), rng)
-        total_counts = np.zeros((size, size + 1))
-        values = []
-        for block in blocks(len(totals), size, num_programs=1):
-            drawn_counts = np.zeros((len(totals[block]), size, size + 1))
-            for label, drawn_answers in drawn.items():
-                drawn_counts[:, label] = totals[block, [label]] * drawn_answers.rows(label, block)
-            add_unseen(drawn_counts, totals[block], unseen, accuracies[block])
-            values.append(self._values_of(drawn_counts))
-            total_counts += drawn_counts.sum(axis=0)
-        draws = np.concatenate(values)
-        # Subtract the bias: random variation of the counts lowers the mean of metrics such as F1.
-        bias = float(draws.mean()) - self._value_of(total_counts / len(draws))
-        return self._value_of(weighted), np.clip(draws - bias, *self.bounds)
-
-    def _calls(self, rows: Sequence[Answers], label: int) -> tuple[Array, Mask]:
-        """Return the one-hot answers of R rows to the E examples with a label, and a mask of known answers.
-
-        The answers have the shape ``[k + 1, R, E]``, and the mask has the shape ``[R, E]``.
-        """
-        examples = np.flatnonzero(self._rows == label).tolist()
-        columns = [[self._columns.get(row.get(example), -1) for example in examples] for row in rows]
-        known = np.array([[example in row for example in examples] for row in rows])
-        return np.moveaxis(np.eye(len(self.labels) + 1)[np.array(columns)], -1, 0), known
 
     def _values_of_programs(self, counts: Array) -> Array:
         """Return the metric's values ``[draws, 2]`` for two programs' counts ``[2, draws, k, k + 1]``."""

@@ -8,7 +8,6 @@ Confusion matrices are drawn in blocks, because all draws for 150 labels would t
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,30 +30,6 @@ def wrong_answers(answers: Array, label: int) -> Array:
     wrong[..., :-1] += PSEUDO_EXAMPLES / wrong.shape[-1]
     wrong[..., label] = 0.0
     return np.asarray(wrong / wrong.sum(axis=-1, keepdims=True))
-
-
-class DrawnAnswers(NamedTuple):
-    """Draws of the frequencies of answers to examples with one label.
-
-    Attributes:
-        columns: The columns of the answers that occurred, ``[c]``.
-        means: Draws of the frequencies of these answers in the calls, ``[draws, c]``.
-        shares: Draws of the weights of the calls, of an artificial right answer, and of an
-            artificial wrong answer, ``[draws, 3]``.
-        wrong: The distribution of the artificial wrong answer, ``[k + 1]``.
-    """
-
-    columns: NDArray[np.int64]
-    means: Array
-    shares: Array
-    wrong: Array
-
-    def rows(self, label: int, block: slice) -> Array:
-        """Return the frequencies of all answers in a block of draws, ``[block, k + 1]``."""
-        rows = self.shares[block, [2]] * self.wrong
-        rows[:, label] += self.shares[block, 1]
-        rows[:, self.columns] += self.shares[block, [0]] * self.means[block]
-        return rows
 
 
 def draw_pairs(

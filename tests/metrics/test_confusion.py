@@ -289,37 +289,6 @@ def test_unseen_labels_leave_the_evidence_for_a_gain(num_labels, num_unseen):
         assert high > score + (1 - score) * num_unseen / num_labels - 0.01
 
 
-@pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
-def test_drawn_values_of_random_orderings_are_as_uncertain_as_their_examples(right):
-    """Five orderings give the same answers to six examples with two labels, and then to examples with one label."""
-    confusion = ConfusionScores(plr_dspy.BalancedAccuracy(), [*"ab"] * 10)
-    row = {example: "ab"[example % 2] if example < 6 * right else None for example in range(6)}
-    value, draws = confusion.draw_values([row] * 5, np.random.default_rng(0))
-    assert value == pytest.approx(right, abs=0.2)
-    low, high = np.quantile(draws, [0.025, 0.975])
-    assert low <= value <= high or right in (0.0, 1.0)
-    assert 0.2 < high - low < 0.75
-    without_b = dict.fromkeys(range(0, 10, 2), "a")
-    value, draws = confusion.draw_values([without_b] * 5, np.random.default_rng(0))
-    assert value == 1.0
-    assert np.quantile(draws, 0.025) < 0.55
-
-
-@pytest.mark.parametrize(("num_labels", "num_unseen"), [(30, 0), (30, 3), (100, 10)])
-def test_drawn_f1_of_random_orderings_is_near_its_value_despite_unseen_labels(num_labels, num_unseen):
-    """Eight orderings answer four examples of each seen label, and 80% of their answers are right."""
-    labels = [f"label {index % num_labels}" for index in range(4 * num_labels)]
-    seen = [index for index in range(len(labels)) if index % num_labels < num_labels - num_unseen]
-    rows = [guesses(seen, labels, 0.8, seed) for seed in range(8)]
-    value, draws = ConfusionScores(F1(), labels).draw_values(rows, np.random.default_rng(0))
-    low, median, high = np.quantile(draws, [0.025, 0.5, 0.975])
-    assert value == pytest.approx(0.8, abs=0.03)
-    share_seen = 1 - num_unseen / num_labels
-    assert median == pytest.approx(value * share_seen + 0.5 * (1 - share_seen), abs=0.03)
-    assert low == pytest.approx(value * share_seen, abs=0.07)
-    assert low < value < high < 0.9
-
-
 class Mood(enum.Enum):
     GOOD = "good"
     BAD = "bad"
@@ -424,11 +393,9 @@ def test_labels_are_compared_as_text_in_demos():
 
 
 def draws_in_blocks(monkeypatch, confusion, answered, max_cells):
-    """Return all draws of `draw_values` and `resampled` for blocks of at most `max_cells` cells."""
+    """Return all draws of `resampled` for blocks of at most `max_cells` cells."""
     monkeypatch.setattr(drawn_answers, "CELLS_PER_BLOCK", max_cells)
-    rows = [{example: answers[number] for example, *answers in answered} for number in (0, 1, 1)]
-    _, values = confusion.draw_values(rows, np.random.default_rng(0))
-    return [values, *confusion.resampled(answered)]
+    return confusion.resampled(answered)
 
 
 @pytest.mark.parametrize("num_seen", [2, 3])
@@ -446,20 +413,15 @@ def test_draws_do_not_depend_on_the_size_of_blocks(monkeypatch, num_seen):
             np.testing.assert_allclose(draws, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["draw_values", "resampled"])
-def test_draws_with_many_labels_need_little_memory(name):
+def test_draws_with_many_labels_need_little_memory():
     """Together, the drawn confusion matrices of 150 labels would take 360 MB."""
     labels = [f"label {number}" for number in range(150)]
     right_labels = labels * 2
     confusion = ConfusionScores(plr_dspy.BalancedAccuracy(), right_labels)
-    rows = [{example: right_labels[example - shift] for example in range(200)} for shift in (0, 1, 0, 2, 0)]
-    answered = [(example, rows[0][example], rows[1][example]) for example in rows[0]]
+    answered = [(example, right_labels[example], right_labels[example - 1]) for example in range(200)]
     tracemalloc.start()
     try:
-        if name == "draw_values":
-            confusion.draw_values(rows, np.random.default_rng(0))
-        else:
-            confusion.resampled(answered)
+        confusion.resampled(answered)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

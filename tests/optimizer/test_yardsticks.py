@@ -115,9 +115,7 @@ class TestRandomDemos:
             random = optimizer.report.random
             assert random.name == "a random order of 5 demos"
             errors.append(random.score - truth)
-            lowest, highest = random.interval
-            assert lowest <= truth <= highest
-            assert highest - lowest < 0.5
+            assert random.interval is None
         assert np.mean(errors) == pytest.approx(0.0, abs=0.06)
         assert np.abs(errors).max() < 0.15
 
@@ -125,9 +123,7 @@ class TestRandomDemos:
         optimizer = TopKOrder(exact, **options(max_metric_calls=400))
         with using(Engine()):
             optimizer.compile(student(), trainset=EXAMPLES)
-        random = optimizer.report.random
-        assert 0.4 < random.score < 0.9
-        assert random.interval[0] < random.score < random.interval[1]
+        assert optimizer.report.random.score == pytest.approx(accuracy_of_all_orders(), abs=0.1)
 
     def test_are_as_many_as_allowed(self):
         optimizer = PLFewShot(exact, candidates="labeled", max_demos=3, **options(max_metric_calls=120))
@@ -185,41 +181,34 @@ class TestFewCalls:
     """Random demos with known true scores, after a few calls for each of a few prompts."""
 
     @pytest.mark.parametrize("metric", [exact, BalancedAccuracy()], ids=named)
-    def test_the_interval_covers_the_true_score(self, metric):
-        covered = []
+    def test_the_score_is_close_to_the_true_score(self, metric):
+        errors = []
         for number, seed in product([10, 40], range(9)):
             rare, usual = [(0.02, 0.02), (0.98, 0.98), (0.9, 0.4)][seed % 3]
             row, _ = random_of(Chancy({"rare": rare, "usual": usual}, seed), metric, items(number), seed=seed)
-            if row is None:
-                continue
             share = 0.5 if isinstance(metric, BalancedAccuracy) else 1 / 3
-            low, high = row.interval
-            covered.append(low <= share * rare + (1 - share) * usual <= high)
-        assert len(covered) >= 12
-        assert np.mean(covered) >= 0.93
+            errors.append(row.score - (share * rare + (1 - share) * usual))
+        assert np.mean(errors) == pytest.approx(0.0, abs=0.05)
+        assert np.abs(errors).max() < 0.3
 
     @pytest.mark.parametrize("metric", [exact, BalancedAccuracy()], ids=named)
-    def test_equal_scores_on_a_few_examples_are_not_certain(self, metric):
+    def test_the_number_of_scored_examples_is_stated(self, metric):
         for chance in (0.0, 1.0):
             engine = Chancy({"rare": chance, "usual": chance})
             row, report = random_of(engine, metric)
             assert row.score == pytest.approx(chance, abs=1e-6)
-            assert row.interval[0] <= row.score <= row.interval[1]
-            assert row.interval[1] - row.interval[0] > 0.1
             scored = {texts[-1] for texts in engine.requests}
             assert row.num_examples <= len(scored) < report.settings["num_train"]
 
-    def test_there_is_no_row_but_a_reason_if_a_label_was_hardly_scored(self):
-        """Only one of 40 examples is rare, so at most one rare example is scored."""
-        trainset = [*items(1), *(item for item in items(60) if item.label == "usual")]
-        row, report = random_of(Chancy({"rare": 1.0, "usual": 0.9}), BalancedAccuracy(), trainset)
+    def test_there_is_no_row_if_a_label_was_not_scored(self):
+        """The calls are too few for all 42 labels."""
+        others = [dspy.Example(text=f"item {i}", label=str(i)).with_inputs("text") for i in range(10, 50)]
+        trainset = [*items(10), *others]
+        engine = Chancy({"rare": 1.0, "usual": 0.9})
+        row, report = random_of(engine, BalancedAccuracy(), trainset)
         assert row is None
         assert "random demos" not in str(report)
-        assert (
-            "no score for 3 random demos: the search scored random prompts on fewer than 2 examples of 'rare'"
-            in report.details()
-        )
-        plain, _ = random_of(Chancy({"rare": 1.0, "usual": 0.9}), exact, trainset)
+        plain, _ = random_of(engine, exact, trainset)
         assert plain.name == "3 random demos"
 
 
@@ -256,8 +245,6 @@ class TestConstantAnswer:
         assert re.search(
             "the returned program is not expected to do better than .*always answering 'usual'", text
         )
-        lowest, highest = optimizer.report.random.interval
-        assert lowest < optimizer.report.comparison.expected_chosen[0] < highest
 
     def test_is_omitted_if_a_model_judges(self):
         judge = dspy.Predict("text, label -> score: float")

@@ -138,9 +138,10 @@ class TestData:
     def test_older_versions_are_loaded_if_their_fields_are_known(self, chosen, tmp_path):
         path = tmp_path / "report.json"
         data = chosen.to_dict() | {"schema_version": 23}
-        assert data.pop("unknown") == []
+        # Reports no longer contain these fields.
+        data["unknown"] = []
+        data["scarce_classes"] = {}
         data["original"]["num_maybe_truncated"] = 0
-        data["scarce_classes"] = {}  # Reports no longer contain this field.
         path.write_text(json.dumps(data))
         assert Report.load(path) == chosen
         for version in (22, 26):
@@ -247,7 +248,7 @@ class TestText:
         assert rows[0] == f"your program, 6 demos {before:.3f} [{low:.3f}, {high:.3f}]"
         assert rows[1].startswith(f"returned program, 6 demos {after:.3f} [")
         assert rows[2].startswith(f"gain {c.expected_gain:+.3f} [")
-        assert rows[3].startswith(f"a random order of 6 demos {report.random.score:.3f} [")
+        assert rows[3].startswith(f"a random order of 6 demos {report.random.score:.3f}")
         assert "plr_dspy.load_program" in lines[-2]
         assert all(line in details for line in lines[:-1])
         assert (
@@ -409,12 +410,10 @@ class TestText:
     )
     def test_simpler_methods_that_score_as_high_are_named(self, ordering, random_score, named):
         """The returned program is expected to score .62, and your program .52."""
-        interval = (random_score - 0.1, random_score + 0.1)
-        random = Alternative(name="8 random demos", score=random_score, interval=interval, num_examples=32)
+        random = Alternative(name="8 random demos", score=random_score, num_examples=32)
         constant = Alternative(name="always answering 'b'", score=0.73, num_examples=40)
         text = str(by_hand(ordering, random=random, constant=constant))
-        shown = f"{random_score:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
-        assert re.search(rf"\n  8 random demos +{re.escape(shown)}\n  always answering 'b' +0\.730\n", text)
+        assert re.search(rf"\n  8 random demos +{random_score:.3f}\n  always answering 'b' +0\.730\n", text)
         assert f"\n{named}\n" in text
         lower = random.model_copy(update={"score": 0.4})
         assert "do better than" not in str(by_hand(ordering, random=lower))

@@ -446,43 +446,24 @@ class FittedModel:
     def expected_at_random(self, drawn: Sequence[Candidate], longest: Sequence[Candidate]) -> float:
         """Return the expected mean score of random orderings that show as many items as possible.
 
-        `drawn` holds random orderings of any length. Some of them may have scores. `longest` holds
-        another sample, in which each ordering shows as many items as possible.
+        `drawn` and `longest` are as in `effect_of_length()`.
         """
         estimates = dict(self.estimates())
         with one_thread():
-            predicted = self.predict(drawn)
-            own = [
-                estimates.get(ordering, other)
-                for ordering, other in zip(drawn, predicted.tolist(), strict=True)
-            ]
-            mean = float(np.mean(own))
-            if self.model.varies_in_length:
-                mean += float(self.predict(longest).mean() - predicted.mean())
-        return self.clip(mean)
+            predicted = self.predict(drawn).tolist()
+        own = [estimates.get(ordering, other) for ordering, other in zip(drawn, predicted, strict=True)]
+        return self.clip(float(np.mean(own)) + self.effect_of_length(drawn, longest))
 
-    def draw_effect_of_length(
-        self,
-        drawn: Sequence[Candidate],
-        longest: Sequence[Candidate],
-        num_draws: int,
-        rng: np.random.Generator,
-    ) -> Array:
-        """Draw the difference in mean score between the `longest` and the `drawn` orderings, ``[draws]``.
+    def effect_of_length(self, drawn: Sequence[Candidate], longest: Sequence[Candidate]) -> float:
+        """Return the expected difference in mean score between the `longest` and the `drawn` orderings.
 
-        `drawn` and `longest` are as in `expected_at_random()`. If all orderings have the same
-        length, all differences are 0.
+        `drawn` holds random orderings of any length. `longest` holds another sample, in which each
+        ordering shows as many items as possible.
         """
         if not self.model.varies_in_length:
-            return np.zeros(num_draws)
-        numbers = {ordering: number for number, ordering in enumerate(self.orderings)}
-        others = [ordering for ordering in drawn if ordering not in numbers]
-        for number, ordering in enumerate(others, start=len(numbers)):
-            numbers[ordering] = number
+            return 0.0
         with one_thread():
-            draws = self.sample([*others, *longest], num_draws, rng)
-        own = [numbers[ordering] for ordering in drawn]
-        return np.asarray(draws[:, -len(longest) :].mean(axis=1) - draws[:, own].mean(axis=1))
+            return float(self.predict(longest).mean() - self.predict(drawn).mean())
 
     def sample(self, others: Sequence[Candidate], num_draws: int, rng: np.random.Generator) -> Array:
         """Draw from the joint posterior of fitted and new orderings, ``[draws, m + c]``."""
