@@ -50,10 +50,6 @@ class SetMetric(ABC):
             labels: The label names, ``[k]``.
         """
 
-    def values(self, counts: Array, labels: Sequence[str]) -> Array:
-        """Return the metric's values, ``[draws]``, for several confusion matrices, ``[draws, k, k + 1]``."""
-        return np.array([self.value(matrix, labels) for matrix in counts], dtype=np.float64)
-
     def score(
         self,
         right_labels: Sequence[str],
@@ -216,23 +212,7 @@ class ConfusionMetric(SetMetric):
         return as_score(self.function(counts.copy(), list(labels)))
 
 
-class _OfManyMatrices(SetMetric):
-    """A metric whose values are calculated for many confusion matrices at once, to save time."""
-
-    def value(self, counts: Array, labels: Sequence[str]) -> float:
-        return float(self._values(counts[None], labels)[0])
-
-    def values(self, counts: Array, labels: Sequence[str]) -> Array:
-        if type(self).value is not _OfManyMatrices.value:  # A subclass overrides `value`.
-            return super().values(counts, labels)
-        return self._values(counts, labels)
-
-    @abstractmethod
-    def _values(self, counts: Array, labels: Sequence[str]) -> Array:
-        """Return the metric's values, ``[draws]``, for confusion matrices, ``[draws, k, k + 1]``."""
-
-
-class F1(_OfManyMatrices):
+class F1(SetMetric):
     """The F1 score, equal to `sklearn.metrics.f1_score` if all answers are labels of the examples.
 
     The score of a label that is neither predicted nor present is 0. An unparsable reply is a
@@ -268,24 +248,22 @@ class F1(_OfManyMatrices):
                 f"average must be {' or '.join(map(repr, allowed))} if label={label!r}; got {average!r}: {fix}"
             )
 
-    def _values(self, counts: Array, labels: Sequence[str]) -> Array:
-        label_counts = counts.sum(axis=-1)
+    def value(self, counts: Array, labels: Sequence[str]) -> float:
+        label_counts = counts.sum(axis=1)
         has_examples = label_counts > 0
-        unread = counts[..., -1]
-        all_unread = unread.sum(axis=-1)
-        answers = counts[..., :-1].sum(axis=-2)
-        right = np.diagonal(counts, axis1=-2, axis2=-1)
+        unread = counts[:, -1]
+        answers = counts[:, :-1].sum(axis=0)
+        right = np.diagonal(counts)
         if self.average == "micro":
-            predicted = (answers * has_examples).sum(axis=-1) + all_unread
-            total = counts.reshape(len(counts), -1).sum(axis=-1)
-            return np.asarray(2.0 * right.sum(axis=-1) / (predicted + total))
+            predicted = answers[has_examples].sum() + unread.sum()
+            return float(2.0 * right.sum() / (predicted + counts.sum()))
         # Unparsable replies to examples with other labels are false positives.
-        predicted = answers + all_unread[..., None] - unread
+        predicted = answers + unread.sum() - unread
         scores = ratio(2.0 * right, label_counts + predicted)
         if self.label is None:
-            return np.asarray((scores * has_examples).sum(axis=-1) / has_examples.sum(axis=-1))
+            return float(scores[has_examples].mean())
         is_positive = np.array([label == self.label for label in labels], dtype=bool)
-        return np.asarray(scores[..., is_positive].sum(axis=-1))
+        return float(scores[is_positive].sum())
 
 
 class MatthewsCorrelation(SetMetric):
@@ -311,10 +289,10 @@ class MatthewsCorrelation(SetMetric):
         return float(covariance / math.sqrt(variances))
 
 
-class BalancedAccuracy(_OfManyMatrices):
+class BalancedAccuracy(SetMetric):
     """The mean recall over labels that have examples, as in `sklearn.metrics.balanced_accuracy_score`."""
 
-    def _values(self, counts: Array, labels: Sequence[str]) -> Array:
-        label_counts = counts.sum(axis=-1)
-        recalls = ratio(np.diagonal(counts, axis1=-2, axis2=-1), label_counts)
-        return np.asarray(recalls.sum(axis=-1) / (label_counts > 0).sum(axis=-1))
+    def value(self, counts: Array, labels: Sequence[str]) -> float:
+        label_counts = counts.sum(axis=1)
+        recalls = ratio(np.diagonal(counts), label_counts)
+        return float(recalls[label_counts > 0].mean())

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from plr_dspy.errors import UserError
-from plr_dspy.scoring.drawn_answers import PSEUDO_EXAMPLES, add_unseen, blocks, draw_accuracies, draw_pairs
+from plr_dspy.scoring.drawn_answers import PSEUDO_EXAMPLES, add_unseen, draw_pairs
 from plr_dspy.scoring.effective_scores import EffectiveScores, Labels, Records
 from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.space import Scores
@@ -35,8 +35,6 @@ class MetricOfCounts(Protocol):
     label: str | None
 
     def value(self, counts: Array, labels: Sequence[str]) -> float: ...
-
-    def values(self, counts: Array, labels: Sequence[str]) -> Array: ...
 
 
 def possible_labels(right_labels: Iterable[str], labels: Iterable[str] = ()) -> list[str]:
@@ -259,24 +257,23 @@ class ConfusionScores(EffectiveScores):
         }
         totals = np.maximum(1, rng.multinomial(self.num_examples, self._shares, size=NUM_DRAWS))
         unseen = [label for label in np.flatnonzero(self._num_of_label).tolist() if label not in pairs_of]
-        accuracies = [draw_accuracies(NUM_DRAWS, rng) for _ in range(2)]
-        values = []
-        values_with_unseen = []
-        for block in blocks(NUM_DRAWS, size, num_programs=2):
-            counts = np.zeros((2, len(totals[block]), size, size + 1))
+        # Accuracies on examples with unseen labels, from an uninformative prior.
+        accuracies = rng.beta(PSEUDO_EXAMPLES, PSEUDO_EXAMPLES, size=(2, NUM_DRAWS)).T
+        values = np.zeros((NUM_DRAWS, 2))
+        values_with_unseen = np.zeros((NUM_DRAWS, 2))
+        # Calculate one draw at a time, because all confusion matrices for 150 labels would take 360 MB.
+        for draw in range(NUM_DRAWS):
+            counts = np.zeros((2, size, size + 1))
             for label, (pair_counts, answers_of_programs) in drawn.items():
-                for program, answers_of_program in enumerate(answers_of_programs):
-                    counts[program, :, label] = pair_counts[block] @ answers_of_program
-            counts *= ratio(totals[block], counts.sum(axis=-1))[..., None]
-            values.append(self._values_of_programs(counts))
-            for drawn_counts, accuracies_of_program in zip(counts, accuracies, strict=True):
-                add_unseen(drawn_counts, totals[block], unseen, accuracies_of_program[block])
-            values_with_unseen.append(self._values_of_programs(counts) if unseen else values[-1].copy())
-        return np.concatenate(values), np.concatenate(values_with_unseen)
-
-    def _values_of_programs(self, counts: Array) -> Array:
-        """Return the metric's values ``[draws, 2]`` for two programs' counts ``[2, draws, k, k + 1]``."""
-        return np.array([self._values_of(of_program) for of_program in counts]).T
+                counts[:, label] = pair_counts[draw] @ answers_of_programs
+            counts *= ratio(totals[draw], counts.sum(axis=2))[..., None]
+            values[draw] = [self._value_of(of_program) for of_program in counts]
+            values_with_unseen[draw] = values[draw]
+            if unseen:
+                for of_program, accuracy in zip(counts, accuracies[draw], strict=True):
+                    add_unseen(of_program, totals[draw], unseen, accuracy)
+                values_with_unseen[draw] = [self._value_of(of_program) for of_program in counts]
+        return values, values_with_unseen
 
     def scarce_labels(self, examples: Iterable[int], minimum: int) -> list[str]:
         """Return the labels that fewer than `minimum` of these examples have.
@@ -349,13 +346,10 @@ class ConfusionScores(EffectiveScores):
 
     def _value_of(self, counts: Array) -> float:
         """Return the metric's value for `counts`, and widen `bounds` to include this value."""
-        return float(self._values_of(counts[None])[0])
-
-    def _values_of(self, counts: Array) -> Array:
-        """Return the metric's values for counts ``[draws, k, k + 1]``, and widen `bounds` to include them."""
-        values = self._metric.values(counts, self.labels)
-        self.bounds = min(float(values.min()), self.bounds[0]), max(float(values.max()), self.bounds[1])
-        return values
+        value = float(self._metric.value(counts, self.labels))
+        low, high = self.bounds
+        self.bounds = min(value, low), max(value, high)
+        return value
 
 
 def _mean_by_row(values: Array, weights: Array) -> Array:

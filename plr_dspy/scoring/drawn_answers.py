@@ -1,13 +1,11 @@
 """Random draws of the answers that a program gives to the examples of each label.
 
 A metric over a set of examples is calculated from these draws.
-
-Confusion matrices are drawn in blocks, because all draws for 150 labels would take 360 MB.
 """
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,20 +14,19 @@ from plr_dspy.statistics.arrays import Array
 
 PSEUDO_EXAMPLES = 0.5  # number of artificial examples per label, so that no count in a reference is 0
 PSEUDO_PAIRS = 1.0  # number of artificial answer pairs per label, so that a few pairs do not look conclusive
-CELLS_PER_BLOCK = 1_000_000  # maximum number of cells in all confusion matrices held in memory at a time
 
 
 def wrong_answers(answers: Array, label: int) -> Array:
-    """Return the assumed distribution of wrong answers to examples with a label, ``[..., k + 1]``.
+    """Return the assumed distribution of wrong answers to examples with a label, ``[k + 1]``.
 
     It is proportional to `answers`, but excludes this label. Assuming only unparsable answers would
     be too pessimistic, because they count against every other label.
     """
     wrong = answers.copy()
     # Add artificial answers, because a program without wrong answers so far can still be wrong.
-    wrong[..., :-1] += PSEUDO_EXAMPLES / wrong.shape[-1]
-    wrong[..., label] = 0.0
-    return np.asarray(wrong / wrong.sum(axis=-1, keepdims=True))
+    wrong[:-1] += PSEUDO_EXAMPLES / len(wrong)
+    wrong[label] = 0.0
+    return np.asarray(wrong / wrong.sum())
 
 
 def draw_pairs(
@@ -51,38 +48,20 @@ def draw_pairs(
     return pair_counts, np.moveaxis(answers, 1, 0)
 
 
-def blocks(num_draws: int, num_labels: int, *, num_programs: int) -> Iterator[slice]:
-    """Yield slices of draws. The confusion matrices of a slice have at most `CELLS_PER_BLOCK` cells.
-
-    Each draw has one confusion matrix per program. A draw with more cells is a slice by itself.
-    """
-    cells_per_draw = num_programs * num_labels * (num_labels + 1)
-    length = max(1, CELLS_PER_BLOCK // cells_per_draw)
-    for start in range(0, num_draws, length):
-        yield slice(start, start + length)
-
-
-def draw_accuracies(number: int, rng: np.random.Generator) -> Array:
-    """Draw accuracies on examples with unseen labels from an uninformative prior, ``[draws, 1]``."""
-    return rng.beta(PSEUDO_EXAMPLES, PSEUDO_EXAMPLES, size=(number, 1))
-
-
-def add_unseen(counts: Array, totals: Array, unseen: Sequence[int], accuracies: Array) -> None:
+def add_unseen(counts: Array, totals: Array, unseen: Sequence[int], accuracy: float) -> None:
     """Add a program's answers to examples with unseen labels, in place.
 
-    Each draw uses a single accuracy for all of these labels, because a program that never predicts
-    one of them may never predict any of them.
+    All of these labels have the same accuracy, because a program that never predicts one of them
+    may never predict any of them.
 
     Args:
-        counts: The drawn counts of answers, ``[draws, k, k + 1]``.
-        totals: The drawn numbers of examples with each label, ``[draws, k]``.
+        counts: The drawn confusion matrix, ``[k, k + 1]``.
+        totals: The drawn numbers of examples with each label, ``[k]``.
         unseen: The labels without an answered example.
-        accuracies: The drawn accuracies on these labels, ``[draws, 1]``.
+        accuracy: The drawn accuracy on these labels.
     """
-    if not unseen:
-        return
-    answers = counts.sum(axis=1)
+    answers = counts.sum(axis=0)
     for label in unseen:
-        row = (1.0 - accuracies) * wrong_answers(answers, label)
-        row[:, [label]] = accuracies
-        counts[:, label] = totals[:, [label]] * row
+        row = (1.0 - accuracy) * wrong_answers(answers, label)
+        row[label] = accuracy
+        counts[label] = totals[label] * row

@@ -17,7 +17,7 @@ from sklearn import metrics as sklearn_metrics
 import plr_dspy
 from plr_dspy import F1, ConfusionMetric
 from plr_dspy.compiling.comparison import compare_by_set_metric
-from plr_dspy.scoring import confusion_scores, drawn_answers
+from plr_dspy.scoring import confusion_scores
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.search.model.ordering_model import Gain
 
@@ -85,20 +85,6 @@ ANSWERS = (*LABELS, "other")
 PAIRS = st.tuples(st.sampled_from(LABELS), st.sampled_from(ANSWERS))
 BOTH = st.lists(PAIRS, min_size=4, max_size=40)
 ALL_PAIRS = [*itertools.product(LABELS, LABELS)]
-
-
-class HalfOfF1(F1):
-    def value(self, counts, labels):
-        return 0.5 * super().value(counts, labels)
-
-
-@pytest.mark.parametrize("metric", [*BY_SKLEARN, HalfOfF1("a")], ids=repr)
-def test_many_matrices_have_the_values_of_each(metric):
-    counts = np.random.default_rng(0).integers(0, 9, size=(20, 3, 4)).astype(float)
-    counts[:10, 1] = 0.0  # One label has no examples.
-    values = metric.values(counts, LABELS)
-    assert values.shape == (20,)
-    assert values.tolist() == pytest.approx([metric.value(matrix, LABELS) for matrix in counts])
 
 
 @pytest.mark.parametrize("metric", BY_SKLEARN, ids=repr)
@@ -390,27 +376,6 @@ def test_labels_are_compared_as_text_in_demos():
     assert F1(True)(example(True), dspy.Prediction(label=True)) == 1.0
     by_kind = F1("x", field="kind")
     assert by_kind(example("a", kind="x"), dspy.Prediction(label="b", kind="x")) == 1.0
-
-
-def draws_in_blocks(monkeypatch, confusion, answered, max_cells):
-    """Return all draws of `resampled` for blocks of at most `max_cells` cells."""
-    monkeypatch.setattr(drawn_answers, "CELLS_PER_BLOCK", max_cells)
-    return confusion.resampled(answered)
-
-
-@pytest.mark.parametrize("num_seen", [2, 3])
-def test_draws_do_not_depend_on_the_size_of_blocks(monkeypatch, num_seen):
-    """A confusion matrix of three labels has 12 cells, so a block has at most 14 matrices."""
-    labels = [*LABELS] * 12
-    seen = [example for example in range(24) if example % 3 < num_seen]
-    answers_of_programs = [guesses(seen, labels, share_right, seed=1) for share_right in (0.5, 0.8)]
-    answered = [(example, *(answers[example] for answers in answers_of_programs)) for example in seen]
-    confusion = ConfusionScores(F1(), labels)
-    together = draws_in_blocks(monkeypatch, confusion, answered, 10**9)
-    for max_cells in (1, 12 * 14):
-        in_blocks = draws_in_blocks(monkeypatch, confusion, answered, max_cells)
-        for draws, expected in zip(in_blocks, together, strict=True):
-            np.testing.assert_allclose(draws, expected, rtol=1e-9)
 
 
 def test_draws_with_many_labels_need_little_memory():
