@@ -151,7 +151,7 @@ class FutilityCheck:
             # With a metric over a set, different answers may have equal scores.
             num_differing += len({(record.score or 0.0, repr(record.value)) for record in records}) > 1
         if len(scores) >= ENOUGH_SCORES and len(set(scores)) == 1:
-            return f"every score was {scores[0]:g} in {len(scores)} calls of the search"
+            return f"every score was {scores[0]:g} in {len(scores)} calls"
         num_pairs = len(scores) - len(examples)
         if num_pairs >= ENOUGH_PAIRS and not num_differing:
             return f"no score differed between two prompts in {num_pairs} comparisons"

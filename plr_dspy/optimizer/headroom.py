@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,7 +29,6 @@ from plr_dspy.optimizer.levers import (
     CALIBRATED,
     CALIBRATED_RANDOM,
     ORDERS,
-    PERFECT,
     PROGRAM,
     RANDOM,
     Change,
@@ -51,8 +49,6 @@ from plr_dspy.search.space import Candidate, WholeProgram
 from plr_dspy.statistics.arrays import Array, Mask
 from plr_dspy.statistics.calibration import cross_validated, likely_shares, right_counts
 from plr_dspy.statistics.levers import Gain, PairedExperiment
-
-logger = logging.getLogger(__name__)
 
 NUM_SETS = 4  # number of random sets of demos to score; a larger budget allows more
 NUM_ORDERS = 3  # number of random orders of one set to score; a larger budget allows more
@@ -138,13 +134,12 @@ class LeverSample(PLFewShot):
             for candidate in candidates:
                 failed.append(int(_has_failed(evaluator.records_of(candidate), scored.examples).sum()))
             program_calls = open_compile.evaluator.num_calls()
-            _warn_if_no_score_differs(scored, open_compile.work.sample)
         experiment = PairedExperiment(scored.table, bounds=metric.bounds if metric else None, seed=self.seed)
         changes = changes_of(scored.rows, _num_orders(groups))
         gains = lever_gains(experiment, changes)
         num_examples = len(scored.examples)
         if scored.no_difference:
-            advice = advice_without_difference(scored.no_difference, score=scored.only_score)
+            advice = advice_without_difference(scored.no_difference)
         else:
             how_to_narrow = _how_to_narrow_intervals(setup, len(candidates), num_examples)
             advice = best_advice(changes, gains, num_examples=num_examples, how_to_narrow=how_to_narrow)
@@ -186,14 +181,6 @@ def _lever(
     )
 
 
-def _warn_if_no_score_differs(scored: LeverScores, sample: str) -> None:
-    """Warn and show a sample answer if no score differed, unless every score was perfect."""
-    if not scored.no_difference or scored.only_score == PERFECT:
-        return
-    end = ", so the measurement ended early" if scored.ended_early else ""
-    logger.warning("%s%s. One answer: %s", scored.no_difference, end, sample or "unknown")
-
-
 def _candidates(groups: Groups) -> list[Candidate]:
     """Return the distinct programs of all groups, starting with the user's program."""
     return list(dict.fromkeys(itertools.chain.from_iterable(groups.values())))
@@ -216,20 +203,13 @@ class LeverScores:
         table: The scores, with a row for each program and a column for each example. The last
             rows contain the scores of calibrated answers.
         rows: The indices of each lever's rows in `table`, keyed by lever.
-        no_difference: Why all gains are 0, as a clause. Empty if scores differ.
-        ended_early: Whether fewer examples were scored than planned.
+        no_difference: Why all gains are 0, as a clause. Empty if scores may differ.
     """
 
     examples: list[int]
     table: Array
     rows: dict[str, list[int]]
     no_difference: str = ""
-    ended_early: bool = False
-
-    @property
-    def only_score(self) -> float | None:
-        """The score of every call if all scores are equal, else None."""
-        return float(self.table[0, 0]) if np.ptp(self.table) == 0 else None
 
 
 def _sample(setup: CompileSetup, metric: ConfusionScores | None) -> list[int]:
@@ -254,46 +234,26 @@ def _score_levers(
     """Score candidates on more and more examples, and return the scores. Stop early if no scores differ."""
     evaluator = open_compile.evaluator
     sample = _sample(open_compile.setup, evaluator.confusion_scores)
-    # Score a few examples first, and raise an error if hardly any answer can be parsed.
-    evaluator.table(candidates, sample[: math.ceil(ENOUGH_ANSWERS / len(candidates))])
-    FutilityCheck(
+    futility = FutilityCheck(
         evaluator,
         len(open_compile.setup.scored_examples),
         lambda: open_compile.work.sample,
-        compares=False,
         advice=adapter_advice(),
-    ).check()
+    )
+    # Score a few examples first, and raise an error if hardly any answer can be parsed.
+    evaluator.table(candidates, sample[: math.ceil(ENOUGH_ANSWERS / len(candidates))])
+    futility.check()
     num_first = max(MIN_EXAMPLES, math.ceil(ENOUGH_SCORES / len(candidates)))
     num_paired = max(num_first, math.ceil(ENOUGH_PAIRS / max(1, len(candidates) - 1)))
     for number in (num_first, num_paired, len(sample)):
         examples, scores = _score_table(open_compile, candidates, sample[:number])
         scores, calibrated_rows = _with_calibrated(open_compile, candidates, rows, examples, scores)
-        scored = LeverScores(examples, scores, {**rows, **calibrated_rows})
-        is_last = number >= len(sample)
-        # A metric over a set may have the same value for different answers.
-        reason = _no_difference(
-            scored, len(candidates), is_last=is_last, compares_values=evaluator.confusion_scores is not None
-        )
-        if reason:
-            return replace(scored, no_difference=reason, ended_early=not is_last)
-    return scored
-
-
-def _no_difference(scored: LeverScores, num_candidates: int, *, is_last: bool, compares_values: bool) -> str:
-    """Return a clause such as "every score was 0 in 80 calls", or an empty string if scores may differ.
-
-    If `is_last` is False, return the clause only on strong evidence: enough comparisons between
-    programs, or the same score in all calls. The latter does not suffice if `compares_values`,
-    because answers may differ although their scores are equal.
-    """
-    num_examples = len(scored.examples)
-    if scored.only_score is not None and (is_last or not compares_values):
-        return f"every score was {scored.only_score:g} in {num_candidates * num_examples} calls"
-    num_pairs = (num_candidates - 1) * num_examples
-    differs = np.ptp(scored.table, axis=0).any()
-    if not differs and (is_last or num_pairs >= ENOUGH_PAIRS):
-        return f"no score differed between two programs in {num_pairs} comparisons"
-    return ""
+        # The check knows only original answers, and calibrated answers may differ.
+        differs = np.ptp(scores, axis=0).any()
+        no_difference = "" if differs else futility.check()
+        if no_difference:
+            break
+    return LeverScores(examples, scores, {**rows, **calibrated_rows}, no_difference)
 
 
 def _score_table(

@@ -10,7 +10,6 @@ from plr_dspy.statistics.levers import Gain, PairedExperiment
 
 NUM_SEARCHED = 20  # number of random sets or orders among which a search is assumed to find the best
 WORTHWHILE = 0.02  # smallest gain that justifies a change
-PERFECT = 1.0  # highest score of most metrics
 USUAL_LEVERS = 7  # number of levers, not counting instructions
 NOTHING_TO_GAIN = "No gain is proven"  # start of the advice to keep the program
 GAINS = "expected gain [95% interval]"  # heading of the column of gains
@@ -166,27 +165,15 @@ def _figures(gain: Gain) -> str:
     return "{:+.2f} [{:+.2f}, {:+.2f}]".format(gain.value, *gain.interval)
 
 
-def advice_without_difference(reason: str, *, score: float | None) -> str:
+def advice_without_difference(reason: str) -> str:
     """Return the advice to give if no score differed between programs.
 
-    Args:
-        reason: The observation, as a clause such as "every score was 0 in 80 calls".
-        score: The score of all calls, or None if the scores differed between examples.
+    `reason` is the observation as a clause, such as "every score was 0 in 80 calls".
     """
-    start = f"{reason[0].upper()}{reason[1:]}"
-    if score == PERFECT:
-        return (
-            f"{start}, so nothing is left to gain on these examples: keep the program. If you did not expect this, "
-            "check that the metric gives wrong answers a lower score."
-        )
-    if score is None:
-        return (
-            f"{start}, so demos probably do not matter for this model: keep the program. If you did not expect "
-            "this, check with dspy.inspect_history() that the demos reach the model."
-        )
     return (
-        f"{start}, so more calls would be wasted: this model or this metric probably cannot show differences. "
-        "Check that the metric compares the right fields, or use a larger model. Until then, keep the program."
+        f"{reason[0].upper()}{reason[1:]}, so no gain can be measured: keep the program. If you did not expect this, "
+        "check that the metric compares the right fields, and check with dspy.inspect_history() that the demos reach "
+        "the model, or use a larger model."
     )
 
 

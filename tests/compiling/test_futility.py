@@ -46,9 +46,7 @@ class TestEnoughCalls:
         evaluator = Evaluator(payer, bootstrapped=cells)
         return FutilityCheck(evaluator, num_train, **options).check()
 
-    @pytest.mark.parametrize(
-        ("number", "said"), [(59, ""), (60, "every score was 1 in 60 calls of the search")]
-    )
+    @pytest.mark.parametrize(("number", "said"), [(59, ""), (60, "every score was 1 in 60 calls")])
     def test_enough_equal_scores_stop_the_search(self, number, said):
         # Failed calls are ignored, because they have no score.
         failed = {("order", number): CallRecord(None, FAILED)}
@@ -59,7 +57,7 @@ class TestEnoughCalls:
         failed = {
             ("order", 60 + number): CallRecord(None, FAILED, "MetricError", "got None") for number in range(5)
         }
-        expected = "every score was 1 in 60 calls of the search, and 5 calls failed (MetricError: got None)"
+        expected = "every score was 1 in 60 calls, and 5 calls failed (MetricError: got None)"
         assert self.said(cells | failed) == expected
 
     @pytest.mark.parametrize(("number", "said"), [(124, ""), (125, "no score differed between two prompts")])

@@ -98,7 +98,7 @@ class TestLevers:
         assert {lever.gain for lever in result.levers} == {0.0}
         assert result.noise_shares == {}
         assert result.program_calls == 8 * 36
-        assert result.advice.startswith("No score differed between two programs in 252 comparisons")
+        assert result.advice.startswith("No score differed between two prompts in 252 comparisons")
         assert "keep the program" in result.advice
 
     def test_the_programs_own_demos_are_reordered(self):
@@ -202,33 +202,22 @@ class TestLevers:
 
 class TestNothingToLearn:
     @pytest.mark.parametrize(("max_calls", "num_programs"), [(80, 8), (100, 8), (300, 8), (1_000, 13)])
-    @pytest.mark.parametrize(
-        ("score", "advice"),
-        [
-            (
-                0.0,
-                "this metric probably cannot show differences. Check that the metric compares the right fields",
-            ),
-            (1.0, "so nothing is left to gain on these examples: keep the program."),
-        ],
-    )
-    def test_equal_scores_end_the_measurement_early(self, caplog, max_calls, num_programs, score, advice):
+    @pytest.mark.parametrize("score", [0.0, 1.0])
+    def test_equal_scores_end_the_measurement_early(self, caplog, max_calls, num_programs, score):
         engine = engine_for(questions(100))
         result = measured(engine, metric=lambda example, prediction: score, max_metric_calls=max_calls)
         assert engine.num_calls == result.program_calls == num_programs * 10
-        assert result.advice.startswith(f"Every score was {score:g} in {num_programs * 10} calls, so ")
-        assert advice in result.advice
+        start = f"Every score was {score:g} in {num_programs * 10} calls, so no gain can be measured: keep"
+        assert result.advice.startswith(start)
         assert result.no_difference in result.advice.lower()
         assert str(result).splitlines() == [
             f"your program: mean score {score:.2f} on 10 examples",
             result.advice,
         ]
         warnings = [record.getMessage() for record in caplog.records if "One answer" in record.getMessage()]
-        end = "" if max_calls == 80 else ", so the measurement ended early"
-        expected = f"{result.no_difference}{end}. One answer: Prediction( answer='answer "
-        num_warnings = 1 if score == 0.0 else 0
-        assert len(warnings) == num_warnings
-        assert all(text.startswith(expected) for text in warnings)
+        (warning,) = warnings
+        assert warning.startswith(f"{result.no_difference}, so more calls would be wasted.")
+        assert "One answer: Prediction( answer='answer " in warning
 
     def test_one_other_score_continues_the_measurement(self):
         engine = engine_for(questions(100))
