@@ -18,8 +18,8 @@ from plr_dspy.data.examples import Rows, as_examples
 from plr_dspy.dspy_compat import current_adapter
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.checks import check_evaluation
+from plr_dspy.labels.constant_answer import constant_score
 from plr_dspy.labels.outputs import LabelOutput, label_output
-from plr_dspy.labels.work import label_scores
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_value
@@ -29,7 +29,7 @@ from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.rivals import Programs, Rival, named_programs
 from plr_dspy.programs.slots import WholeProgramSlots
 from plr_dspy.programs.splits import Examples
-from plr_dspy.report.evaluations import ConstantScore, Evaluation, Evaluations, ProgramScore
+from plr_dspy.report.evaluations import Evaluation, Evaluations, ProgramScore
 from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.causes import cause_of, fix_for
 from plr_dspy.scoring.confusion_scores import ConfusionScores
@@ -127,7 +127,9 @@ def evaluate_programs(
     answered = [examples[index] for index in indices]
     evaluations = {}
     for name, single_metric in metrics.items():
-        constant = _constant_score(single_metric, runs[0].program, answered)
+        constant = None
+        if isinstance(label_output(runs[0].program), LabelOutput):
+            constant = constant_score(single_metric, runs[0].program, answered)
         scores = _compare(name, single_metric, runs, answered, indices)
         evaluations[name] = Evaluation(scores, len(indices), len(examples) - len(indices), constant)
     return Evaluations(evaluations) if isinstance(metric, Mapping) else evaluations[""]
@@ -428,28 +430,3 @@ def _labels(records: Sequence[CallRecord]) -> list[tuple[int, str | None]]:
 
 def _num_unread(records: Sequence[CallRecord]) -> int:
     return sum(record.score is None for record in records)
-
-
-def _constant_score(metric: Metric, program: dspy.Module, examples: Examples) -> ConstantScore | None:
-    output = label_output(program)
-    if not isinstance(output, LabelOutput):
-        return None
-    names = list(output.labels)
-    counts = output.counts(examples)
-    if not counts.any():
-        return None
-    tried_labels = [names[index] for index in np.argsort(-counts, kind="stable")]
-    if isinstance(metric, SetMetric):  # The best constant answer may be a rare label.
-        right_labels = metric.right_labels(examples)
-        values = []
-        for label in tried_labels:
-            values.append(metric.score(right_labels, [label] * len(examples), labels=names))
-    else:
-        tried_labels = tried_labels[:2]
-        few_labels = {label: output.labels[label] for label in tried_labels}
-        scores = label_scores(metric, examples, replace(output, labels=few_labels))
-        if isinstance(scores, str):
-            return None
-        values = scores.mean(axis=0).tolist()
-    best = int(np.argmax(values))
-    return ConstantScore(tried_labels[best], values[best])

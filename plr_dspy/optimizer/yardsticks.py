@@ -5,9 +5,7 @@ may be worse than a simpler method. The scores need no extra program calls.
 """
 
 import contextlib
-import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +13,11 @@ import numpy as np
 from plr_dspy.compiling.choice import Decision
 from plr_dspy.compiling.comparison import paired_gain, paired_gain_by_metric
 from plr_dspy.compiling.run import CompileRun
-from plr_dspy.labels.trials import scorer, tried
-from plr_dspy.lm.plain_text_adapter import decided
+from plr_dspy.labels.constant_answer import constant_score, metric_results
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.setup import CompileSetup
-from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.slots import PoolSlots
-from plr_dspy.programs.splits import Examples, answer_classes, source_of, value_key
+from plr_dspy.programs.splits import source_of
 from plr_dspy.report.formats import count
 from plr_dspy.report.schema import Alternative, PairedGain
 from plr_dspy.retrieval.nearest import Pool
@@ -35,8 +31,6 @@ from plr_dspy.search.space import Ordering, Scores
 MIN_ORDERINGS = 3  # minimum number of scored random orderings for an estimate of their mean score
 NUM_LONGEST = 200  # number of random orderings with as many demos as possible whose mean score is estimated
 MAX_EXAMPLES = 500  # maximum number of examples on which the metric is called for one score
-MAX_SECONDS = 2.0  # maximum time for these metric calls, in seconds
-MAX_ANSWERS = 5  # maximum number of answers tried as the constant answer, most frequent first
 
 
 def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict[str, Any]:
@@ -104,50 +98,16 @@ def _score_at_random(
 
 
 def _constant_answer(setup: CompileSetup) -> Alternative | None:
-    """Return the score of a constant answer, or None if there are no classes or the metric fails.
-
-    The constant answer is the most frequent label. For a metric over a set, it is the label with
-    the best score among the most frequent labels.
-    """
+    """Return the score of a constant answer, or None if there are no classes or the metric fails."""
     if setup.splits.classes is None or not setup.program.predictors():
         return None
     examples = setup.scored_examples[:MAX_EXAMPLES]
-    num_answers = MAX_ANSWERS if isinstance(setup.options.metric, SetMetric) else 1
-    best: Alternative | None = None
-    for answer in _frequent_answers(setup, num_answers):
-        score = _score(setup, examples, _results(setup, examples, [answer for _ in examples]))
-        if score is None:
-            return None
-        if best is None or score > best.score:
-            values = ", ".join(repr(decided(value)) for value in answer.values())
-            best = Alternative(name=f"always answering {values}", score=score, num_examples=len(examples))
-    return best
-
-
-def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
-    """Return the labels of the `number` most frequent classes, most frequent first.
-
-    Omit label fields whose values differ within a class.
-    """
-    rows = [dict(example.labels().items()) for example in setup.examples]
-    names = sorted({name for row in rows for name in row})
-    classes = answer_classes(rows, names)
-    outputs = list(setup.program.predictors()[-1].signature.output_fields)
-    answers = []
-    for frequent_class, _ in Counter(classes).most_common(number):
-        same_class = [
-            row for row, own_class in zip(rows, classes, strict=True) if own_class == frequent_class
-        ]
-        answer = {}
-        for name, value in same_class[0].items():
-            if len({value_key(row.get(name)) for row in same_class}) == 1:
-                answer[name] = value
-        if len(outputs) == 1 and len(answer) == 1:
-            # Name the answer after the output, because the metric may compare this output with a
-            # label that has another name.
-            answer = dict(zip(outputs, answer.values(), strict=True))
-        answers.append(answer)
-    return answers
+    with contextlib.suppress(Exception, SystemExit):
+        constant = constant_score(setup.options.metric, setup.program, examples)
+        if constant is not None:
+            name = f"always answering {constant.label!r}"
+            return Alternative(name=name, score=constant.score, num_examples=len(examples))
+    return None
 
 
 def _vote_results(setup: CompileSetup) -> dict[int, Any]:
@@ -176,21 +136,27 @@ def _vote_results(setup: CompileSetup) -> dict[int, Any]:
     examples = [scored[index] for index in indices]
     number = setup.options.max_demos
     inputs = [dict(example.inputs().items()) for example in examples]
-    results = _results(setup, examples, (pool.vote(fields, number, without=fields) for fields in inputs))
+    answers = (pool.vote(fields, number, without=fields) for fields in inputs)
+    results = metric_results(setup.options.metric, examples, answers)
     return dict(zip(indices, results, strict=True)) if results else {}
 
 
 def _vote(setup: CompileSetup, results: Mapping[int, Any]) -> Alternative | None:
-    """Return the score of a vote from the metric's results, or None if there are no results."""
-    scored = setup.scored_examples
-    score = _score(setup, [scored[index] for index in results], list(results.values()))
-    if score is None:
+    """Return the score of a vote, or None if there are no results or the metric fails."""
+    if not results:
         return None
-    return Alternative(
-        name=f"a vote of the {setup.options.max_demos} nearest examples, without a model",
-        score=score,
-        num_examples=len(results),
-    )
+    metric = setup.options.metric
+    values = list(results.values())
+    name = f"a vote of the {setup.options.max_demos} nearest examples, without a model"
+    with contextlib.suppress(Exception, SystemExit):
+        if isinstance(metric, SetMetric):
+            examples = [setup.scored_examples[index] for index in results]
+            labels = metric.output_labels(setup.program, examples)
+            score = metric.score(metric.right_labels(examples), values, labels=labels)
+        else:
+            score = float(np.mean(values))
+        return Alternative(name=name, score=score, num_examples=len(results))
+    return None
 
 
 def _vote_gain(run: CompileRun, decision: Decision, results: Mapping[int, Any]) -> PairedGain | None:
@@ -215,37 +181,3 @@ def _vote_gain(run: CompileRun, decision: Decision, results: Mapping[int, Any]) 
     if is_revised:
         scores = fitted.counted(scores)
     return paired_gain(scores.get(chosen, {}), results)
-
-
-def _results(setup: CompileSetup, examples: Examples, answers: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """Return the metric's results for these answers, in the form that `_score` takes.
-
-    Return an empty list if the metric is too slow, fails, or calls a language model.
-    """
-    metric = setup.options.metric
-    if language_models(metric):
-        return []
-    deadline = time.monotonic() + MAX_SECONDS
-    function = metric.answer if isinstance(metric, SetMetric) else scorer(metric)
-    results: list[Any] = []
-    with contextlib.suppress(Exception):  # A vote fails if an example has no neighbors.
-        for example, answer in zip(examples, answers, strict=True):
-            trial = tried(function, example, answer)
-            if trial.error is not None or trial.calls_model or time.monotonic() > deadline:
-                return []
-            results.append(trial.result)
-        return results
-    return []
-
-
-def _score(setup: CompileSetup, examples: Examples, results: Sequence[Any]) -> float | None:
-    """Return the metric's score for these results, or None if there are no results or the metric fails."""
-    metric = setup.options.metric
-    if not results:
-        return None
-    if not isinstance(metric, SetMetric):
-        return float(np.mean(results))
-    with contextlib.suppress(Exception, SystemExit):
-        labels = metric.output_labels(setup.program, examples)
-        return metric.score(metric.right_labels(examples), results, labels=labels)
-    return None

@@ -333,7 +333,7 @@ class ReportData(Part):
         random: Expected score of random demos, or of the same demos in a random order. None if
             unknown.
         constant: Score of always answering with the most frequent label, or None if unknown.
-            For a metric over a set, the answer is the frequent label that scores best.
+            For a metric over a set, the answer is the label that scores best.
         vote: Score of answering with the most frequent label among the `max_demos` nearest
             examples, or None if unknown.
         vote_gain: The gain of `vote` over the returned program, or None if unknown.

@@ -70,6 +70,18 @@ def test_the_constant_answer_for_a_metric_over_a_set_may_be_a_rare_label():
     assert constant.score == pytest.approx(1 / 3)
 
 
+def test_the_constant_answer_may_belong_to_an_earlier_predictor():
+    program = Program(
+        lambda self, text: dspy.Prediction(label="a"),
+        classify=dspy.Predict("text -> label: Literal['a', 'b']"),
+        explain=dspy.Predict("text, label -> reason"),
+    )
+    devset = [dspy.Example(text=f"text {i}", label="aab"[i % 3]).with_inputs("text") for i in range(9)]
+    assert evaluated([program], exact, devset).constant.score == pytest.approx(2 / 3)
+    few = [dspy.Example(text=label, label=label).with_inputs("text") for label in "ab"]
+    assert evaluated([program], exact, few).constant is None
+
+
 def test_an_unparsable_reply_gets_the_worst_score():
     """Otherwise, a program could improve its score by not answering."""
     programs = {"wrong": Answering([0, 1]), "unread": Answering([], unread=[0, 1])}

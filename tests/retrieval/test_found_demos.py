@@ -405,7 +405,7 @@ class TestChoice:
         options = {"metric": metric, "max_metric_calls": 0}
         _, optimizer = compiled(CopyingEngine(), student=asking, **options)
         assert optimizer.report.vote is None
-        monkeypatch.setattr("plr_dspy.optimizer.yardsticks.MAX_SECONDS", 0.0)
+        monkeypatch.setattr("plr_dspy.labels.constant_answer.MAX_SECONDS", 0.0)
         _, optimizer = compiled(by_color(), max_metric_calls=0)
         assert optimizer.report.vote is None
 
