@@ -30,12 +30,8 @@ CASES = {
 }
 
 
-def some_scores(fitted):
-    return [estimate.score for estimate in fitted.estimates()[::7]]
-
-
 def numbers_of(*, space=ORDERS, count=40, classes=False, share_known=0.0, num_labels=2, calibrating=False):
-    """Return results of a model that is fitted twice. The second fit starts from the variances of the first."""
+    """Return results of a fitted model."""
     rng = np.random.default_rng(7)
     every_fifth = (np.arange(24) % 5 == 0).astype(int)
     gold = rng.integers(num_labels, size=24) if num_labels > 2 else every_fifth
@@ -77,10 +73,9 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, share_known=0.0, num_la
         example_classes=gold if classes else None,
         responses=responses if share_known else None,
     )
-    first = model.fit(scores, include=[space.identity, WITHOUT_DEMOS])
-    fitted = model.fit(scores, earlier=first.variances, include=[space.identity, WITHOUT_DEMOS])
+    fitted = model.fit(scores, include=[space.identity, WITHOUT_DEMOS])
     return {
-        "estimates": [some_scores(first), some_scores(fitted)],
+        "estimates": [estimate.score for estimate in fitted.estimates()[::7]],
         **numbers_of_fit(fitted, space, orderings),
         "others": fitted.predict(space.draw(5, rng)).tolist(),
     }

@@ -169,7 +169,7 @@ class World:
 
 
 def variances_of(process):
-    return np.array(process.state["variances"])
+    return np.array(process.fit.variances)
 
 
 def conditioned(world, variances):
@@ -257,7 +257,7 @@ class TestLearning:
     @pytest.mark.parametrize("family", FEATURES.names)
     def test_finds_the_relevant_family_and_predicts_new_orderings(self, family):
         world = World(family, known=120, missing=0.3)
-        process = world.fit(earlier=world.fit().state)
+        process = world.fit()
         assert FEATURES.names[int(np.argmax(variances_of(process)[:-1]))] == family
         assert correlation(process.predict(world.new), world.new_truth) > 0.7
         assert correlation(process.mean, world.truth) > 0.8

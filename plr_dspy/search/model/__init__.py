@@ -45,6 +45,5 @@ F_i     features     [m, d]     one family of features
 K_i     kernels      [m, m]     F_i F_i^T; the identity for individual effects
 
 A candidate without features, such as a whole program, is called an "outsider". Its effect is
-independent of all other effects. The argument `earlier` is the `state` of an earlier fit. A fit that
-starts from this state takes fewer steps. A "cell" is the call of one ordering on one example.
+independent of all other effects. A "cell" is the call of one ordering on one example.
 """

@@ -12,7 +12,7 @@ u       solved      [m, k]  (K + E)^-1 y
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,15 +21,13 @@ import numpy as np
 from plr_dspy.search.model.gains import Families
 from plr_dspy.statistics.arrays import Array
 
-Variances: TypeAlias = Sequence[float] | None  # variances from which a new fit starts, if known
 Measure: TypeAlias = Callable[[Array, Array], tuple[Array, float]]  # maps K and (K + E)^-1 to y and s
 
 # Prior mean of the variance between orderings, relative to the noise. At an accuracy of 0.6, the
 # value 0.02 corresponds to a standard deviation of 0.07.
 PRIOR_VARIANCE = 0.02
 PRIOR_SHAPE = 0.3  # shape of each variance's Gamma prior, low so that unneeded components can vanish
-NUM_FIRST_STEPS = 15  # number of steps in a fit that starts from default variances
-NUM_STEPS = 3  # number of steps in a fit that starts from the variances of an earlier fit
+NUM_STEPS = 15  # number of fixed-point steps in a fit
 MIN_VARIANCE = 1e-9
 
 
@@ -80,7 +78,6 @@ def fit_components(
     errors: Array,
     measure: Measure,
     *,
-    earlier: Variances = None,
     total: float = PRIOR_VARIANCE,
     noise: float = 1.0,
     fixed: Array | float = 0.0,
@@ -94,7 +91,6 @@ def fit_components(
     Args:
         measure: A function that returns the measured values and the noise variance, given the
             current covariance K and the inverse of K + E.
-        earlier: Variances from which to start. Ignored unless there is one for each kernel.
         total: Prior mean and initial value of the sum of the variances.
         noise: Initial noise variance.
         fixed: As in the module's table of symbols.
@@ -105,18 +101,14 @@ def fit_components(
     count = len(kernels)
     size = len(errors)
     variances = np.full(count, total / count)
-    num_steps = NUM_FIRST_STEPS
-    if earlier is not None and len(earlier) == count:
-        variances = np.array(earlier)
-        num_steps = NUM_STEPS
     rate = PRIOR_SHAPE * count / total
-    for step in range(num_steps + 1):
+    for step in range(NUM_STEPS + 1):
         fixed_covariance = fixed + np.diag(np.zeros(size) + extra_variances / noise)
         covariance = np.tensordot(variances, stacked, axes=1) + fixed_covariance
         inverse: Any = np.linalg.inv(covariance + errors)
         values, new_noise = measure(covariance, inverse)
         solved = inverse @ values
-        if step == num_steps:
+        if step == NUM_STEPS:
             break
         noise = new_noise
         squares = np.array([np.vdot(solved, kernel @ solved) for kernel in kernels])

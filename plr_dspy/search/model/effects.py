@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plr_dspy.search.model.components import Variances, fit_components
+from plr_dspy.search.model.components import fit_components
 from plr_dspy.search.model.gains import Families
 from plr_dspy.statistics.arrays import Array, Mask
 
@@ -201,15 +201,7 @@ class EffectProcess:
             of all orderings.
     """
 
-    def __init__(
-        self,
-        features: Families,
-        kernels: Families,
-        measured: Posterior,
-        *,
-        unit: float,
-        earlier: Variances = None,
-    ) -> None:
+    def __init__(self, features: Families, kernels: Families, measured: Posterior, *, unit: float) -> None:
         self.level = measured.prior_mean
         # The process has its own prior, so remove the effect's prior from each posterior. This leaves the
         # likelihood of the ordering's cells.
@@ -226,7 +218,6 @@ class EffectProcess:
             [*kernels, own_effects],
             np.diag(1.0 / (self._precisions * unit)),
             lambda covariance, inverse: (values, unit),
-            earlier=earlier,
             total=usual_variance / unit,
             fixed=np.diag(extra),
         )

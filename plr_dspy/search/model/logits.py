@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.linalg import helmert
 
-from plr_dspy.search.model.components import Variances, kernels_of, linear
+from plr_dspy.search.model.components import kernels_of, linear
 from plr_dspy.search.model.effects import (
     NUM_QUICK_SWEEPS,
     NUM_SWEEPS,
@@ -62,10 +62,9 @@ class LabelLogits:
         effects, effect_variances: Effects of orderings, ``[m, d + 1]``, and posterior variances of
             the label bias and the slope, ``[m, 2]``.
         is_mute: A mask of the candidates without usable log-probabilities, ``[m]``.
-        state: Fitted variances of the effects, as JSON data.
     """
 
-    def __init__(self, calls: Calls, *, features: Families | None, earlier: Sequence[Variances]) -> None:
+    def __init__(self, calls: Calls, features: Families | None) -> None:
         labels = calls.labels
         self.basis = helmert(labels.scores.shape[1])
         directions = labels.scores @ self.basis.T
@@ -81,17 +80,13 @@ class LabelLogits:
         self.is_mute = calls.is_program | (self._cells.num_cells <= 0)
         measured = [self._cells.label_bias, self._cells.slope]
         posteriors: Sequence[Posterior | EffectProcess] = measured
-        self.state: list[list[float]] = []
         if features is not None:
             self._features = features
             self._kernels = kernels_of(features)
             self._processes = []
-            for posterior, variances in zip(measured, earlier, strict=True):
-                process = EffectProcess(
-                    features, self._kernels, posterior, unit=self._cells.noise, earlier=variances
-                )
+            for posterior in measured:
+                process = EffectProcess(features, self._kernels, posterior, unit=self._cells.noise)
                 self._processes.append(process)
-            self.state = [process.fit.variances.tolist() for process in self._processes]
             posteriors = self._processes
         self.effects = np.concatenate([posterior.means for posterior in posteriors], axis=1)
         self.effect_variances = np.stack([posterior.variances for posterior in posteriors], axis=1)

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import scipy.linalg  # noqa: F401  # loads a separate BLAS that `one_thread` must limit
@@ -108,22 +107,18 @@ class OrderingModel:
         self.calibrates_answers = responses is not None and responses.are_calibrated
         self.varies_in_length = space.from_end
 
-    def fit(
-        self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, include: Sequence[Candidate] = ()
-    ) -> FittedModel:
+    def fit(self, scores: Scores, *, include: Sequence[Candidate] = ()) -> FittedModel:
         """Return the model fitted to the scores.
 
-        A fit is faster if `earlier` holds the `variances` of an earlier fit. If there are more than
-        `MAX_MODELED` candidates, the model is fitted to a selection that contains all candidates
-        in `include`.
+        If there are more than `MAX_MODELED` candidates, the model is fitted to a selection that
+        contains all candidates in `include`.
         """
-        earlier = earlier or {}
         with one_thread():
             calls = self._calls(scores)
             if len(calls.candidates) > MAX_MODELED:
                 calls = calls.select(self._modeled(calls, include))
             features = self.features(calls.candidates)
-            responses = self._respond(calls, features=features, earlier=earlier.get("responses"))
+            responses = self._respond(calls, features)
             counted_scores = calls.scored.scores
             unexplained = calls.scored
             classes = None
@@ -147,7 +142,6 @@ class OrderingModel:
                 references=None if self._features is None else self._features.references,
                 outsider_variances=outsider_variances,
                 extra_variances=extra_variances,
-                earlier=earlier,
             )
         return FittedModel(self, calls.candidates, process, responses, calls.scored, counted_scores)
 
@@ -204,14 +198,12 @@ class OrderingModel:
         ranked = np.argsort(-means, kind="stable")
         return np.sort(ranked[[*range(num_best), *spread]])
 
-    def _respond(
-        self, calls: Calls, *, features: Sequence[Array] | None = None, earlier: Sequence[Any] | None = None
-    ) -> ResponseModel | None:
+    def _respond(self, calls: Calls, features: Sequence[Array] | None = None) -> ResponseModel | None:
         """Return a model fitted to the log-probabilities, or None if too few calls have log-probabilities."""
         has_few = calls.labels.known.sum() <= LEAST_SHARE * calls.scored.counts.sum()
         if self._responses is None or has_few:
             return None
-        return ResponseModel(self._responses, calls, features=features, earlier=earlier)
+        return ResponseModel(self._responses, calls, features)
 
     def _arrangement(self, candidate: Candidate) -> Ordering | None:
         """Return the candidate if it is an ordering in the space and shows demos, else None."""
@@ -251,7 +243,6 @@ class FittedModel:
             calibrated, these are the scores of the calibrated answers.
         calibrates_answers: Whether `counted_scores` are the scores of calibrated answers. False if
             log-probabilities are not used.
-        variances: The fitted variances, as JSON data. The next fit can start from them.
     """
 
     model: OrderingModel
@@ -266,7 +257,6 @@ class FittedModel:
         self._range = float(np.nanmin(self._all_scores)), float(np.nanmax(self._all_scores))
         self.calibrates_answers = self.responses is not None and self.model.calibrates_answers
         self._known_gains: dict[tuple[Candidate, float], dict[Candidate, Gain]] = {}
-        self.variances = {**self.process.state, "responses": self.responses and self.responses.state}
 
     def estimates(self) -> list[ScoreEstimate]:
         """Return each fitted ordering with its posterior mean score, best first."""

@@ -9,10 +9,9 @@ effects of programs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from scipy import special
@@ -40,11 +39,9 @@ class PairedProcess:
     Attributes:
         mean: Posterior mean scores of programs on an average example, ``[n]``.
         unshrunk: Least-squares estimates of the same scores, ``[n]``.
-        state: Always empty, because each fit starts from scratch.
     """
 
     def __init__(self, table: ScoreTable) -> None:
-        self.state: dict[str, Any] = {}
         known = table.known.astype(np.float64)
         level = float(np.nanmean(table.scores))
         self._unit = _unit_of(table.scores)
@@ -178,10 +175,8 @@ class FittedPrograms(FittedModel):
 class ProgramModel(OrderingModel):
     """A model that predicts the scores of whole programs on new examples."""
 
-    def fit(
-        self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, include: Sequence[Candidate] = ()
-    ) -> FittedPrograms:
-        """Return the model fitted to the scores of all programs. `earlier` and `include` are ignored."""
+    def fit(self, scores: Scores, *, include: Sequence[Candidate] = ()) -> FittedPrograms:
+        """Return the model fitted to the scores of all programs. `include` is ignored."""
         with one_thread():
             table = ScoreTable.from_rows([*scores.values()], self.information_weights)
             process = PairedProcess(table)

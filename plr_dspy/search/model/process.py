@@ -10,13 +10,12 @@ and examples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from scipy import optimize
 
-from plr_dspy.search.model.components import Variances, fit_components, kernels_of, linear
+from plr_dspy.search.model.components import fit_components, kernels_of, linear
 from plr_dspy.search.model.gains import OUTSIDER_SCALES, Families, Gains, expected_gains
 from plr_dspy.search.model.score_table import PRIOR_NOISE_RATIO, ScoreTable
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
@@ -49,7 +48,6 @@ class LabelBias:
 
     Attributes:
         explained: The part of the scores that the label bias explains, ``[m, E]``.
-        variances: The fitted variances of the label bias's components.
     """
 
     def __init__(
@@ -59,7 +57,6 @@ class LabelBias:
         table: ScoreTable,
         classes: Numbers,
         references: Families,  # features of random orderings
-        earlier: Variances = None,
     ) -> None:
         is_of_class = np.eye(classes.max() + 1)[classes]
         residuals = table.residuals(table.shrunk_means)
@@ -80,8 +77,7 @@ class LabelBias:
             degrees = max_degrees - float(np.vdot(covariance, inverse))
             return values, max(remaining / max(degrees, MIN_FREE_SHARE * max_degrees), 1e-9)
 
-        fit = fit_components(features, kernels, np.diag(1.0 / precisions), measure, earlier=earlier)
-        self.variances: list[float] = fit.variances.tolist()
+        fit = fit_components(features, kernels, np.diag(1.0 / precisions), measure)
         self.explained: Array = (fit.values + center)[:, None] * direction[classes]
         self._weights = fit.weights
         reference_bias = linear(references, fit.weights)
@@ -184,13 +180,12 @@ class AdditiveProcess:
         outsider_variances: Prior variances of outsiders' effects, relative to the noise, ``[m]``, and
             0 for other orderings. An outsider's effect is independent of all other effects.
         extra_variances: Variances to add to the estimated prior variances, ``[m]``.
-        earlier: The `state` of an earlier fit from which to start.
 
     Attributes:
         mean, variances: Posterior means and variances of the orderings' scores on an average
             example, ``[m]``.
         unshrunk: Estimates of these scores, not shrunk towards other orderings, ``[m]``.
-        state: Component variances of this process and of the label bias, as JSON data.
+        fit: The fitted components, with variances relative to the noise.
     """
 
     def __init__(
@@ -202,9 +197,7 @@ class AdditiveProcess:
         references: Families | None = None,
         outsider_variances: Array | None = None,
         extra_variances: Array | float = 0.0,
-        earlier: Mapping[str, Any] | None = None,
     ) -> None:
-        earlier = earlier or {}
         if outsider_variances is None:
             outsider_variances = np.zeros(len(table.counts))
         self._outsiders: Array = np.diag(outsider_variances)
@@ -214,12 +207,9 @@ class AdditiveProcess:
         self._effects = table.shrunk_means
         kernels = kernels_of(features)
         self._label_bias: LabelBias | None = None
-        bias_variances = earlier.get("label_bias")
         if classes is not None and classes.max() > 0 and references is not None:
-            bias = LabelBias(features, [*kernels, own_effects], table, classes, references, bias_variances)
-            self._label_bias = bias
-            bias_variances = bias.variances
-            table = table.minus(bias.explained)
+            self._label_bias = LabelBias(features, [*kernels, own_effects], table, classes, references)
+            table = table.minus(self._label_bias.explained)
         self._table = table
         self._num_examples = int(table.seen.sum())
         self._errors = covariance_of_means(kernels, table)
@@ -227,23 +217,21 @@ class AdditiveProcess:
         scores = table.scores[table.known]
         self._score_variance = float(scores.var())
         self._varies = self._score_variance > 1e-18 * float(np.abs(scores).max()) ** 2
-        self._fit = fit_components(
+        self.fit = fit_components(
             self._features,
             [*kernels_of(self._features), own_effects],
             self._errors,
             self._measure,
-            earlier=earlier.get("variances"),
             noise=max(self._score_variance, 1e-12),
             fixed=self._outsiders,
             extra_variances=extra_variances / self._unit**2,
         )
-        self._deviation = float(np.sqrt(self._fit.noise))
+        self._deviation = float(np.sqrt(self.fit.noise))
         mean_example = float(table.example_effects(self._effects)[table.seen].mean())
         self._level = mean_example + self._center
         self.unshrunk = self._unit * (self._means + mean_example)
-        self.mean: Array = self._unit * (self._fit.values + self._level)
-        self.variances = self._unit**2 * self._fit.posterior_variances
-        self.state = {"variances": self._fit.variances.tolist(), "label_bias": bias_variances}
+        self.mean: Array = self._unit * (self.fit.values + self._level)
+        self.variances = self._unit**2 * self.fit.posterior_variances
 
     def _measure(self, covariance: Array, inverse: Array) -> tuple[Array, float]:
         """Return the measured values and the noise variance for `fit_components()`.
@@ -273,7 +261,7 @@ class AdditiveProcess:
 
     def predict(self, features: Families) -> Array:
         """Return the posterior mean scores of new orderings, ``[c]``."""
-        return self._unit * (linear(self._all_features(features), self._fit.weights) + self._level)
+        return self._unit * (linear(self._all_features(features), self.fit.weights) + self._level)
 
     def gains(
         self, reference: int, *, outsider_scales: Sequence[float] = OUTSIDER_SCALES, may_differ: bool = False
@@ -288,7 +276,7 @@ class AdditiveProcess:
             outsiders[reference, reference] = OUTSIDER_VARIANCE
         gains = expected_gains(
             self._means / self._deviation,
-            covariance=self._fit.covariance - self._fit.fixed,
+            covariance=self.fit.covariance - self.fit.fixed,
             outsiders=outsiders,
             noise=self._errors,
             reference=reference,
@@ -311,7 +299,7 @@ class AdditiveProcess:
         posteriors", ICML 2020). `extra_variances` are added to the new orderings' prior variances,
         ``[c]``.
         """
-        fit = self._fit
+        fit = self.fit
         size = len(self.mean)
         count = len(features[0]) if features else 0
         features = self._all_features(features)

@@ -8,9 +8,6 @@ is expected to score like an average ordering. A reply is "unread" if it has a s
 label. "Read scores" are the expected scores of replies with a readable label.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
 from plr_dspy.search.model.answers import Answers, ExampleWeights
@@ -41,23 +38,14 @@ class ResponseModel:
         information_weights: How informative the difference between a score and its expectation
             is, for each ordering, ``[m]``. All weights are 1 for a metric over a set.
         is_mute_outsider: A mask of the outsiders without usable log-probabilities, ``[m]``.
-        state: Fitted variances of effects and of shares of read replies, as JSON data.
         num_examples: Number of examples over which expected scores are averaged.
     """
 
-    def __init__(
-        self,
-        responses: LabelResponses,
-        calls: Calls,
-        *,
-        features: Families | None = None,
-        earlier: Sequence[Any] | None = None,
-    ) -> None:
+    def __init__(self, responses: LabelResponses, calls: Calls, features: Families | None = None) -> None:
         self._calls = calls
         self.labels = calls.labels
-        *earlier_effects, earlier_unread = earlier or (None, None, None)
-        self._unread = UnreadReplies(calls, features, earlier_unread)
-        self._logits = LabelLogits(calls, features=features, earlier=earlier_effects)
+        self._unread = UnreadReplies(calls, features)
+        self._logits = LabelLogits(calls, features)
         is_seen = np.asarray(calls.labels.known.any(axis=0))
         self.is_mute_outsider = calls.is_outsider & self._logits.is_mute
         self._weights = ExampleWeights(responses.set_weights, calls.scored.examples, is_seen)
@@ -70,7 +58,6 @@ class ResponseModel:
             are_calibrated=responses.are_calibrated,
         )
         self.num_examples = len(self._weights.columns)
-        self.state = [*self._logits.state, self._unread.state]
         every_example = np.arange(len(calls.scored.examples))
         read_scores = self.answers.expected_scores(self._logits.effects, every_example, self._weights.all)
         self._read_means: Array = np.asarray(read_scores[:, self._weights.columns] @ self._weights.of_columns)

@@ -1,7 +1,5 @@
 """A model for replies in which no label can be read: their frequency and their mean score."""
 
-from typing import Any
-
 import numpy as np
 
 from plr_dspy.search.model.gains import Families
@@ -22,16 +20,14 @@ class UnreadReplies:
         shares, variances: Posterior means and variances of the shares of read replies, ``[m]``.
         process: The process fitted to these shares. None if all replies were read or there are no
             features.
-        state: The `state` of `process`, or None if there is no process.
     """
 
-    def __init__(self, calls: Calls, features: Families | None, earlier: dict[str, Any] | None) -> None:
+    def __init__(self, calls: Calls, features: Families | None) -> None:
         size = len(calls.candidates)
         self.mean_score = 0.0
         self.shares = np.ones(size)
         self.variances = np.zeros(size)
         self.process: AdditiveProcess | None = None
-        self.state: dict[str, Any] | None = None
         is_read = calls.labels.known
         is_called = calls.scored.known
         is_unread = is_called & ~is_read
@@ -42,12 +38,9 @@ class UnreadReplies:
         shares = table.scores[table.known].mean() + table.shrunk_means
         if features is not None:
             outsider_variances = OUTSIDER_VARIANCE * calls.is_outsider
-            self.process = AdditiveProcess(
-                features, table, outsider_variances=outsider_variances, earlier=earlier
-            )
+            self.process = AdditiveProcess(features, table, outsider_variances=outsider_variances)
             shares = self.process.mean
             self.variances = self.process.variances
-            self.state = self.process.state
         self.shares = np.clip(shares, 0.0, 1.0)
 
     def predict(self, features: Families) -> Array:
