@@ -7,23 +7,23 @@ W        =  (s K + k A + v N)^-1                      (7)
 mu       =  1' W y / 1' W 1                           (8)
 gain[o]  =  (P[o] - P[r]) W (y - mu)                  (9)
 
-symbol       code           shape      meaning
-H                                      number of hypotheses about s, k and v
-y            means          [m]        measured mean scores, minus the effects of examples
-K            covariance     [m, m]     estimated prior covariance of true scores
-A            outsiders      [m, m]     additional prior covariance of outsiders
-N            noise          [m, m]     covariance of the errors in y
-s, k, v                                factors of K, A and N
-r            reference                 index of the reference ordering
-P            priors         [H, m, m]  s K + k A
-W            inverses       [H, m, m]  inverse covariances of y
-P - P[r]     contrasts      [H, m, m]  prior covariances between gains and true scores
+symbol       code           shape   meaning
+H                                   number of hypotheses about s, k and v
+y            means          [m]     measured mean scores, minus the effects of examples
+K            covariance     [m, m]  estimated prior covariance of true scores
+A            outsiders      [m, m]  additional prior covariance of outsiders
+N            noise          [m, m]  covariance of the errors in y
+s, k, v                             factors of K, A and N
+r            reference              index of the reference ordering
+P            prior          [m, m]  s K + k A
+W            inverse        [m, m]  inverse covariance of y
+P - P[r]     contrasts      [m, m]  prior covariances between gains and true scores
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -119,34 +119,40 @@ class Gains(NamedTuple):
 
 
 def conditional_gains(
-    means: Array, priors: Array, noise: Array, probabilities: Array, reference: int
+    means: Array, hypotheses: Iterable[tuple[Array, Array]], probabilities: Array, reference: int
 ) -> Gains:
     """Return gains over a reference, conditional on the measured means, under each hypothesis.
 
     The hypotheses are weighted by their posterior probabilities.
 
     Args:
-        means, priors, reference: As in the module's table of symbols.
-        noise: Covariance of the errors in the means, ``[m, m]`` or ``[H, m, m]``.
+        means, reference: As in the module's table of symbols.
+        hypotheses: For each hypothesis, the prior covariance P and the covariance of the errors in
+            the means.
         probabilities: Prior probabilities of the hypotheses, ``[H]``.
     """
-    inverses = np.asarray(np.linalg.inv(priors + noise), dtype=np.float64)  # Eq. 7
-    sums = inverses.sum(axis=1)
-    precisions = sums.sum(axis=1)
-    residuals = means - (sums @ means / precisions)[:, None]  # Eq. 8
-    weighted = (inverses @ residuals[..., None])[..., 0]
-    # The common mean is also estimated from these means, so use the restricted likelihood.
-    log_determinants = np.linalg.slogdet(inverses)[1]
-    log_likelihoods = 0.5 * (log_determinants - np.log(precisions) - (residuals * weighted).sum(axis=1))
-    contrasts = priors - priors[:, [reference]]
-    slopes = contrasts @ inverses
-    diagonals = np.diagonal(priors, axis1=1, axis2=2)
-    prior_variances = diagonals + diagonals[:, [reference]] - 2.0 * priors[:, reference]
-    explained = (slopes * contrasts).sum(axis=2) - slopes.sum(axis=2) ** 2 / precisions[:, None]
-    variances = np.maximum(prior_variances - explained, 0.0)
-    gains = (contrasts @ weighted[..., None])[..., 0]  # Eq. 9
+    log_likelihoods = []
+    gains = []
+    variances = []
+    possible = []
+    for prior, noise in hypotheses:
+        inverse = np.linalg.inv(prior + noise)  # Eq. 7
+        sums = inverse.sum(axis=0)
+        precision = sums.sum()
+        residuals = means - sums @ means / precision  # Eq. 8
+        weighted = inverse @ residuals
+        # The common mean is also estimated from these means, so use the restricted likelihood.
+        log_determinant = np.linalg.slogdet(inverse)[1]
+        log_likelihoods.append(0.5 * (log_determinant - np.log(precision) - residuals @ weighted))
+        contrasts = prior - prior[reference]
+        gains.append(contrasts @ weighted)  # Eq. 9
+        slopes = contrasts @ inverse
+        explained = (slopes * contrasts).sum(axis=1) - slopes.sum(axis=1) ** 2 / precision
+        prior_variances = np.diag(contrasts) - contrasts[:, reference]
+        variances.append(np.maximum(prior_variances - explained, 0.0))
+        possible.append(prior_variances > 1e-12)
     posterior = special.softmax(np.log(probabilities) + log_likelihoods)
-    return Gains(posterior, gains, variances, prior_variances > 1e-12)
+    return Gains(posterior, np.array(gains), np.array(variances), np.array(possible))
 
 
 def expected_gains(
@@ -172,9 +178,12 @@ def expected_gains(
         outsider_scales: Values of k to try.
     """
     factors = _factors(outsiders, outsider_scales, num_examples)
-    scales, outsider_factors, error_scales = factors[..., None, None]
-    priors = scales * covariance + outsider_factors * outsiders
-    return conditional_gains(means, priors, error_scales * noise, _prior_weights(factors[0]), reference)
+    # Generate the covariances one by one, because all of them together would need much memory.
+    hypotheses = (
+        (scale * covariance + outsider_scale * outsiders, error_scale * noise)
+        for scale, outsider_scale, error_scale in factors.T
+    )
+    return conditional_gains(means, hypotheses, _prior_weights(factors[0]), reference)
 
 
 def independent_gains(

@@ -99,7 +99,8 @@ class PairedProcess:
         """
         probabilities, priors = self._hypotheses()
         noise = self._noise * (self._num_examples / num_examples)
-        return conditional_gains(self._effects, priors, noise, probabilities, reference)
+        hypotheses = ((prior, noise) for prior in priors)
+        return conditional_gains(self._effects, hypotheses, probabilities, reference)
 
     def _hypotheses(self) -> tuple[Array, Array]:
         """Return the hypotheses' prior probabilities, ``[H]``, and prior covariances, ``[H, n, n]``."""
