@@ -141,7 +141,7 @@ def compare_finalists(
     """
     original = finalists[0]
     scores = observations.counted()
-    fitted = model.fit(scores, include=finalists)
+    fitted = model.fit(scores)
     scored_finalists = _ScoredFinalists(finalists, examples, observations, scores, fitted, num_dropped)
     results = scored_finalists.results(original)
     promising = max(results[1:], key=lambda result: result.gain.probability).candidate

@@ -340,6 +340,6 @@ class CompileRun(SearchRounds):
         scored = [known for known in dict.fromkeys([self.original, candidate]) if known in scores]
         effect = None
         if scored:
-            fitted = model.fit(scores, include=scored)
+            fitted = model.fit(scores)
             effect = estimate_effect(fitted, scored[0], scored[-1], applied=candidate != self.original)
         return Decision(candidate, evidence=evidence, effect=effect)

@@ -45,8 +45,7 @@ def fitted_model(run: CompileRun, outcome: Outcome) -> FittedModel | None:
     scores = run.scores_for_search()
     if not scores:
         return None
-    decision = outcome.decision
-    return decision.fitted or run.search.model.fit(scores, include=[run.original, decision.candidate])
+    return outcome.decision.fitted or run.search.model.fit(scores)
 
 
 def expected_scores(

@@ -135,7 +135,7 @@ class ThompsonSearch(Search):
         self._counts = counts
         self._num_rounds += 1
         # Assign the model after the fit, so that the old model is kept if the user interrupts the fit.
-        self.fitted = self.model.fit(scores, include=[self.space.identity])
+        self.fitted = self.model.fit(scores)
         best = [estimate for estimate in self.fitted.estimates() if self.space.contains(estimate.ordering)]
         elites = best[: max(MIN_ELITES, num_elites(len(self.fitted.orderings), self.elite_fraction))]
         self._best = [estimate.ordering for estimate in best if self.space.contains(estimate.ordering)]

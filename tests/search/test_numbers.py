@@ -73,7 +73,7 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, share_known=0.0, num_la
         example_classes=gold if classes else None,
         responses=responses if share_known else None,
     )
-    fitted = model.fit(scores, include=[space.identity, WITHOUT_DEMOS])
+    fitted = model.fit(scores)
     return {
         "estimates": [estimate.score for estimate in fitted.estimates()[::7]],
         **numbers_of_fit(fitted, space, orderings),

@@ -16,8 +16,7 @@ from plr_dspy.search.model.components import fit_components
 from plr_dspy.search.model.gains import Families
 from plr_dspy.statistics.arrays import Array, Mask
 
-NUM_SWEEPS = 12
-NUM_QUICK_SWEEPS = 3  # number of sweeps in a quick fit, used only to rank orderings
+NUM_SWEEPS = 12  # maximum number of sweeps in a fit
 TOLERANCE = 3e-4  # a fit ends if the noise changes by less than this fraction, usually in the sixth sweep
 PRIOR_COUNT = 5.0  # weight of the prior of each variance, as a number of observations
 
@@ -55,9 +54,7 @@ class ResponseEffects:
             weight if few other orderings were called on its example.
     """
 
-    def __init__(
-        self, contrasts: Array, directions: Array, *, is_outsider: Mask, num_sweeps: int = NUM_SWEEPS
-    ) -> None:
+    def __init__(self, contrasts: Array, directions: Array, *, is_outsider: Mask) -> None:
         # Make contrasts the first axis, because operations are faster on a few large tables than on
         # many short rows.
         is_known = ~np.isnan(contrasts[..., 0])
@@ -84,7 +81,7 @@ class ResponseEffects:
         self._slope_leverage: Array  # the part of `leverage` that is due to the slope, [m, E]
         self.leverage: Array
         self.residuals: Array
-        for _ in range(num_sweeps):
+        for _ in range(NUM_SWEEPS):
             noise_before = self.noise
             self._fit_examples()
             self._fit_variances()

@@ -6,19 +6,11 @@ The effects a, b and q are fitted in `effects.py`. The contrasts z = p B^T are t
 the labels' log-probabilities p onto an orthonormal basis B, ``[d, L]``. The logits are z B.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 from scipy.linalg import helmert
 
 from plr_dspy.search.model.components import kernels_of, linear
-from plr_dspy.search.model.effects import (
-    NUM_QUICK_SWEEPS,
-    NUM_SWEEPS,
-    EffectProcess,
-    Posterior,
-    ResponseEffects,
-)
+from plr_dspy.search.model.effects import EffectProcess, ResponseEffects
 from plr_dspy.search.model.gains import Families
 from plr_dspy.search.model.process import covariance_of_means
 from plr_dspy.search.model.responses import Calls
@@ -55,7 +47,7 @@ class LabelLogits:
     """The logits of labels, predicted from effects that are fitted to log-probabilities.
 
     No effects are fitted for whole programs, because their prompts may contain different demos for
-    each example. If `features` is None, fitting is fast, but new orderings cannot be predicted.
+    each example.
 
     Attributes:
         known: A mask of the calls whose log-probabilities are used, ``[m, E]``.
@@ -64,7 +56,7 @@ class LabelLogits:
         is_mute: A mask of the candidates without usable log-probabilities, ``[m]``.
     """
 
-    def __init__(self, calls: Calls, features: Families | None) -> None:
+    def __init__(self, calls: Calls, features: Families) -> None:
         labels = calls.labels
         self.basis = helmert(labels.scores.shape[1])
         directions = labels.scores @ self.basis.T
@@ -73,23 +65,16 @@ class LabelLogits:
         logs = np.where(calls.is_program[:, None, None], np.nan, labels.logs)
         self._contrasts = np.clip(logs @ self.basis.T, -MAX_CONTRAST, MAX_CONTRAST)
         self.known = ~np.isnan(self._contrasts[..., 0])
-        num_sweeps = NUM_QUICK_SWEEPS if features is None else NUM_SWEEPS
-        self._cells = ResponseEffects(
-            self._contrasts, self._directions, is_outsider=calls.is_outsider, num_sweeps=num_sweeps
-        )
+        self._cells = ResponseEffects(self._contrasts, self._directions, is_outsider=calls.is_outsider)
         self.is_mute = calls.is_program | (self._cells.num_cells <= 0)
-        measured = [self._cells.label_bias, self._cells.slope]
-        posteriors: Sequence[Posterior | EffectProcess] = measured
-        if features is not None:
-            self._features = features
-            self._kernels = kernels_of(features)
-            self._processes = []
-            for posterior in measured:
-                process = EffectProcess(features, self._kernels, posterior, unit=self._cells.noise)
-                self._processes.append(process)
-            posteriors = self._processes
-        self.effects = np.concatenate([posterior.means for posterior in posteriors], axis=1)
-        self.effect_variances = np.stack([posterior.variances for posterior in posteriors], axis=1)
+        self._features = features
+        self._kernels = kernels_of(features)
+        self._processes = []
+        for posterior in (self._cells.label_bias, self._cells.slope):
+            process = EffectProcess(features, self._kernels, posterior, unit=self._cells.noise)
+            self._processes.append(process)
+        self.effects = np.concatenate([process.means for process in self._processes], axis=1)
+        self.effect_variances = np.stack([process.variances for process in self._processes], axis=1)
 
     def under(self, effects: Array, examples: Numbers) -> tuple[Array, Array]:
         """Return the logits ``[m, n, L]`` predicted from effects (Eq. 3), and their variances ``[n]``."""

@@ -37,15 +37,8 @@ from plr_dspy.search.space import (
     WholeProgram,
     best_first,
 )
-from plr_dspy.statistics.arrays import Array, Mask, Numbers
+from plr_dspy.statistics.arrays import Array, Mask
 
-# Maximum number of orderings to which the process is fitted, to limit the fitting time. At least half
-# are the most promising orderings. The rest are spread evenly over the remaining orderings, so that
-# the process also sees bad orderings.
-MAX_MODELED = 176
-# The process is always fitted to this number of candidates with the most scores, because they
-# include the finalists.
-MOST_SCORED = 32
 # Use log-probabilities only if more than this fraction of calls returned them. Otherwise, scores
 # alone predict better.
 LEAST_SHARE = 0.5
@@ -107,16 +100,10 @@ class OrderingModel:
         self.calibrates_answers = responses is not None and responses.are_calibrated
         self.varies_in_length = space.from_end
 
-    def fit(self, scores: Scores, *, include: Sequence[Candidate] = ()) -> FittedModel:
-        """Return the model fitted to the scores.
-
-        If there are more than `MAX_MODELED` candidates, the model is fitted to a selection that
-        contains all candidates in `include`.
-        """
+    def fit(self, scores: Scores) -> FittedModel:
+        """Return the model fitted to the scores of all candidates."""
         with one_thread():
             calls = self._calls(scores)
-            if len(calls.candidates) > MAX_MODELED:
-                calls = calls.select(self._modeled(calls, include))
             features = self.features(calls.candidates)
             responses = self._respond(calls, features)
             counted_scores = calls.scored.scores
@@ -180,25 +167,7 @@ class OrderingModel:
         is_program = np.array([isinstance(candidate, WholeProgram) for candidate in candidates], dtype=bool)
         return Calls(candidates, scored, labels, is_program, self._is_outsider(candidates))
 
-    def _modeled(self, calls: Calls, include: Sequence[Candidate]) -> Numbers:
-        """Return the rows of the candidates to which the process is fitted.
-
-        The rows include all whole programs, the candidates in `include`, the candidates with the
-        most scores, and the best candidates. The other rows are spread over the remaining
-        candidates.
-        """
-        responses = self._respond(calls)
-        means = np.array(calls.scored.shrunk_means if responses is None else responses.means)
-        most_scored = np.lexsort((means, calls.scored.counts))[-MOST_SCORED:]
-        means[most_scored] = np.inf
-        is_included = np.array([candidate in include for candidate in calls.candidates])
-        means[is_included | calls.is_program] = np.inf
-        num_best = min(max(MAX_MODELED // 2, int(np.isinf(means).sum())), MAX_MODELED)
-        spread = np.linspace(num_best, len(means), MAX_MODELED - num_best, endpoint=False).astype(np.int64)
-        ranked = np.argsort(-means, kind="stable")
-        return np.sort(ranked[[*range(num_best), *spread]])
-
-    def _respond(self, calls: Calls, features: Sequence[Array] | None = None) -> ResponseModel | None:
+    def _respond(self, calls: Calls, features: Sequence[Array]) -> ResponseModel | None:
         """Return a model fitted to the log-probabilities, or None if too few calls have log-probabilities."""
         has_few = calls.labels.known.sum() <= LEAST_SHARE * calls.scored.counts.sum()
         if self._responses is None or has_few:

@@ -176,8 +176,7 @@ class FittedPrograms(FittedModel):
 class ProgramModel(OrderingModel):
     """A model that predicts the scores of whole programs on new examples."""
 
-    def fit(self, scores: Scores, *, include: Sequence[Candidate] = ()) -> FittedPrograms:
-        """Return the model fitted to the scores of all programs. `include` is ignored."""
+    def fit(self, scores: Scores) -> FittedPrograms:
         with one_thread():
             table = ScoreTable.from_rows([*scores.values()], self.information_weights)
             process = PairedProcess(table)

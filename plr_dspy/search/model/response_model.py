@@ -28,8 +28,6 @@ MIN_VARIANCE = 0.02  # minimum variance of a score, relative to the squared rang
 class ResponseModel:
     """Expected scores of orderings, given the log-probabilities of labels.
 
-    If `features` is None, the model is fitted quickly, but it cannot predict new orderings.
-
     Attributes:
         answers: The answers to score, original or calibrated.
         means, mean_variances: Expected mean scores of the orderings, and their variances,
@@ -41,7 +39,7 @@ class ResponseModel:
         num_examples: Number of examples over which expected scores are averaged.
     """
 
-    def __init__(self, responses: LabelResponses, calls: Calls, features: Families | None = None) -> None:
+    def __init__(self, responses: LabelResponses, calls: Calls, features: Families) -> None:
         self._calls = calls
         self.labels = calls.labels
         self._unread = UnreadReplies(calls, features)
@@ -62,12 +60,11 @@ class ResponseModel:
         read_scores = self.answers.expected_scores(self._logits.effects, every_example, self._weights.all)
         self._read_means: Array = np.asarray(read_scores[:, self._weights.columns] @ self._weights.of_columns)
         self.means = self._unread.mixed(self._read_means, self._unread.shares)
-        if features is not None:
-            self.mean_variances = self._variances_of_means()
-            self.expected = self._expected_of_calls(read_scores)
-            self.information_weights = np.ones(len(calls.candidates))
-            if responses.set_weights is None:
-                self.information_weights = self._information_weights()
+        self.mean_variances = self._variances_of_means()
+        self.expected = self._expected_of_calls(read_scores)
+        self.information_weights = np.ones(len(calls.candidates))
+        if responses.set_weights is None:
+            self.information_weights = self._information_weights()
 
     def _variances_of_means(self) -> Array:
         """Return the variances of expected mean scores, ``[m]``."""

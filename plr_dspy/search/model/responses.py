@@ -105,22 +105,3 @@ class Calls:
     labels: LabelTable
     is_program: Mask
     is_outsider: Mask
-
-    def select(self, rows: Numbers) -> Calls:
-        """Return the calls of the candidates in `rows`.
-
-        Examples on which none of these candidates was scored are omitted.
-        """
-        columns = self.scored.known[rows].any(axis=0)
-        cells = np.ix_(rows, columns)
-        return Calls(
-            [self.candidates[row] for row in rows],
-            ScoreTable(
-                self.scored.scores[cells],
-                self.scored.examples[columns],
-                self.scored.information_weights[rows],
-            ),
-            LabelTable(self.labels.logs[cells], self.labels.unseen[cells], self.labels.scores[columns]),
-            self.is_program[rows],
-            self.is_outsider[rows],
-        )

@@ -18,11 +18,10 @@ class UnreadReplies:
     Attributes:
         mean_score: Mean score of unread replies.
         shares, variances: Posterior means and variances of the shares of read replies, ``[m]``.
-        process: The process fitted to these shares. None if all replies were read or there are no
-            features.
+        process: The process fitted to these shares. None if all replies were read.
     """
 
-    def __init__(self, calls: Calls, features: Families | None) -> None:
+    def __init__(self, calls: Calls, features: Families) -> None:
         size = len(calls.candidates)
         self.mean_score = 0.0
         self.shares = np.ones(size)
@@ -35,13 +34,10 @@ class UnreadReplies:
             return
         self.mean_score = float(calls.scored.scores[is_unread].mean())
         table = ScoreTable(np.where(is_called, is_read, np.nan))
-        shares = table.scores[table.known].mean() + table.shrunk_means
-        if features is not None:
-            outsider_variances = OUTSIDER_VARIANCE * calls.is_outsider
-            self.process = AdditiveProcess(features, table, outsider_variances=outsider_variances)
-            shares = self.process.mean
-            self.variances = self.process.variances
-        self.shares = np.clip(shares, 0.0, 1.0)
+        outsider_variances = OUTSIDER_VARIANCE * calls.is_outsider
+        self.process = AdditiveProcess(features, table, outsider_variances=outsider_variances)
+        self.shares = np.clip(self.process.mean, 0.0, 1.0)
+        self.variances = self.process.variances
 
     def predict(self, features: Families) -> Array:
         """Return the expected shares of read replies for new orderings, ``[c]``."""
