@@ -54,9 +54,6 @@ class Decision:
             original or the chosen candidate.
         over_best_user_program: The comparison of the chosen candidate with `best_user_program`,
             or None if `best_user_program` is None.
-        rejected: The best result of the search if one of the user's other programs was chosen,
-            although this result is expected to score higher. Otherwise, None. The gain of the
-            rejected result is relative to the chosen program.
         results: The results of the finalists.
         chosen: Index of the chosen candidate's result in `results`, or None if nothing was
             compared.
@@ -70,7 +67,6 @@ class Decision:
     comparison: Comparison | None = None
     best_user_program: Candidate | None = None
     over_best_user_program: Comparison | None = None
-    rejected: Result | None = None
     results: Sequence[Result] = ()
     chosen: int | None = None
     evidence: Evidence | None = None
@@ -169,7 +165,6 @@ def compare_finalists(
         comparison_with_original.model_copy(update=over_calibrated(fitted, original, results[chosen])),
         best_user_program=best_user_program,
         over_best_user_program=over_best_user_program,
-        rejected=choice.rejected,
         results=results,
         chosen=chosen,
         evidence=count_evidence(counted_scores, original, candidate if chosen else promising),
@@ -187,13 +182,11 @@ class _Choice:
         best_of_user: Index of the best of the user's programs, including the original.
         over_best_of_user: Results of all finalists, with gains over the best of the user's
             programs.
-        rejected: As in `Decision`.
     """
 
     chosen: int = 0
     best_of_user: int = 0
     over_best_of_user: Sequence[Result] = ()
-    rejected: Result | None = None
 
 
 def _choose_in_two_steps(
@@ -221,10 +214,7 @@ def _choose_in_two_steps(
         over_best = scored_finalists.results(results[best].candidate)
     allowed = [best, *others]
     chosen = allowed[choose([over_best[number] for number in allowed], min_probability, by_score)]
-    rejected = None
-    if chosen == best > 0:
-        rejected = _rejected(results, over_best, chosen, allowed)
-    return _Choice(chosen, best, over_best, rejected)
+    return _Choice(chosen, best, over_best)
 
 
 @dataclass(frozen=True)
@@ -344,27 +334,6 @@ def choose(
         if number and likely(result.gain, min_probability, odds=odds):
             allowed.append(number)
     return max(allowed, key=values.__getitem__)
-
-
-def _rejected(
-    results: Sequence[Result], over_chosen: Sequence[Result], chosen: int, allowed: Sequence[int]
-) -> Result | None:
-    """Return the best result if it is expected to score higher than the chosen program, else None.
-
-    The gain in the returned result is relative to the chosen program.
-
-    Args:
-        results, over_chosen: Results of all finalists, once with gains over the original, and
-            once with gains over the chosen program.
-        chosen, allowed: Index of the chosen program, and indices of all programs that could be
-            chosen.
-    """
-    best = max(allowed, key=lambda number: results[number].estimate)
-    # Subtract gains over the original, because the report's scores are based on these gains.
-    more = results[best].gain.expected - results[chosen].gain.expected
-    if more <= 0:
-        return None
-    return replace(over_chosen[best], gain=replace(over_chosen[best].gain, expected=more))
 
 
 def likely(gain: Gain, min_probability: float | None, *, odds: float = MIN_ODDS) -> bool:

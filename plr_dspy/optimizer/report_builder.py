@@ -82,7 +82,6 @@ def build_report(
         comparison=decision.comparison,
         over_best_own=_over_best_user_program(setup, decision),
         candidates=[_candidate(setup, decision, result) for result in decision.results],
-        rejected=None if decision.rejected is None else _candidate(setup, decision, decision.rejected),
         evidence=decision.evidence,
         signal=open_compile.work.signal,
         calibration=decision.effect,

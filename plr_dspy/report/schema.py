@@ -293,9 +293,6 @@ class ReportData(Part):
             was compared.
         over_best_own: The comparison of the returned program with the best of the user's
             `programs`. None if the best of them is the student or the returned program.
-        rejected: The best result of the search, if one of `programs` is returned although this
-            result is expected to score higher. Otherwise, None. Its gain and its probabilities are
-            relative to the returned program. The probabilities are too low to replace that program.
         candidates: The orderings that reached the final comparison, or the programs that
             finished a race. The original is first. If answers are calibrated, the calibrated
             original is second, and all later candidates are also calibrated.
@@ -347,7 +344,6 @@ class ReportData(Part):
     slots: list[SlotReport]
     comparison: Comparison | None = None
     over_best_own: ProgramComparison | None = None
-    rejected: Candidate | None = None
     candidates: list[Candidate] = []
     evidence: Evidence | None = None
     signal: Signal | None = None

@@ -222,7 +222,7 @@ def _verdict(report: ReportData) -> Iterator[str]:
         yield text
         yield from _advice(report)
     else:
-        yield from _why_search_result_was_rejected(report)
+        yield from _better_but_uncertain(report, comparison)
         if _may_be_chance(comparison):
             yield from _advice(report)
 
@@ -265,14 +265,13 @@ def _why_original_is_kept(report: ReportData) -> str:
     return f"the best other program is expected to gain {best.expected_gain:+.3f}, but {_uncertainty(report, best)}"
 
 
-def _why_search_result_was_rejected(report: ReportData) -> Iterator[str]:
-    """Say why one of the user's programs is returned although a result of the search may be better."""
-    best = report.rejected
-    if best is not None:
-        yield (
-            f"{report.returned.name!r} is returned: the best result of the search is expected to score "
-            f"{best.expected_gain:.3f} more, but {_uncertainty(report, best)}"
-        )
+def _better_but_uncertain(report: ReportData, comparison: Comparison) -> Iterator[str]:
+    """Say so if a user's program is returned, but a result of the search is expected to score higher."""
+    best = _best_other(report)
+    if report.returned.name and best is not None and not best.name:
+        more = best.expected_gain - comparison.expected_gain
+        if more > 0:
+            yield f"a result of the search is expected to score {more:.3f} more, but this is too uncertain"
 
 
 def _uncertainty(report: ReportData, candidate: Candidate) -> str:

@@ -66,7 +66,7 @@ class TestUserPrograms:
         report.save(tmp_path / "report.json")
         assert Report.load(tmp_path / "report.json") == report
 
-    def test_the_report_says_why_a_result_of_the_search_is_not_returned(self):
+    def test_the_report_mentions_an_uncertain_result_of_the_search(self):
         """The program "fair" is correct on about four fifths of the examples."""
         labels = {example.text: example.label for example in EXAMPLES}
 
@@ -78,15 +78,13 @@ class TestUserPrograms:
         options = {"max_metric_calls": 150, "signal": "score", "num_threads": 1, "seed": 3}
         optimizer = PLFewShot(exact, display_progress=False, **options)
         report = report_with_fair(optimizer, forward)
-        rejected = report.rejected
+        best = max(report.candidates, key=lambda candidate: candidate.expected_gain)
+        more = best.expected_gain - report.comparison.expected_gain
         assert report.returned.name == "fair"
-        assert rejected.name == ""
-        assert rejected.probability_worse < rejected.probability < 3 * rejected.probability_worse
-        assert (
-            "'fair' is returned: the best result of the search is expected to score "
-            f"{rejected.expected_gain:.3f} more, but this is too uncertain (better with probability "
-        ) in str(report)
-        assert "it must be at least 3 times as likely to be better as worse)" in str(report)
+        assert best.name == ""
+        assert more > 0
+        sentence = f"a result of the search is expected to score {more:.3f} more, but this is too uncertain"
+        assert sentence in str(report)
 
     def test_a_predictors_own_attribute_may_be_named_retrieval(self):
         other = student(demos=DEMOS[1:3])

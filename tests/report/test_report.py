@@ -140,6 +140,7 @@ class TestData:
         data = chosen.to_dict() | {"schema_version": 23}
         # Reports no longer contain these fields.
         data["unknown"] = []
+        data["rejected"] = None
         data["scarce_classes"] = {}
         data["original"]["num_maybe_truncated"] = 0
         path.write_text(json.dumps(data))
