@@ -113,8 +113,11 @@ class Search(ABC):
         """
         if self.fitted is None:
             return best_first((ordering, mean_score(row)) for ordering, row in scores.items())
-        estimates = [estimate for estimate in self.fitted.estimates() if estimate.ordering in scores]
-        return self.model.clipped(estimates, scores)
+        ranked = []
+        for ordering, score in self.fitted.estimates():
+            if ordering in scores:
+                ranked.append(ScoreEstimate(ordering, self.fitted.clip(score)))
+        return ranked
 
     def mode(self) -> Ordering:
         """Return the most probable ordering under the current distributions.

@@ -141,7 +141,7 @@ class ThompsonSearch(Search):
         self._best = [estimate.ordering for estimate in best if self.space.contains(estimate.ordering)]
         self._num_elites = len(elites)
         self.refit(elites, from_uniform=True)
-        return self.model.clipped(elites, scores)
+        return [ScoreEstimate(ordering, self.fitted.clip(score)) for ordering, score in elites]
 
     def _is_done(self, candidate: Candidate) -> bool:
         return candidate in self._finished or self._counts.get(candidate, 0) >= self._num_examples

@@ -17,7 +17,7 @@ from plr_dspy.search.model.ordering_model import OrderingModel
 from plr_dspy.search.model.response_model import ResponseModel
 from plr_dspy.search.model.responses import Calls, LabelResponses, LabelTable
 from plr_dspy.search.model.score_table import ScoreTable
-from plr_dspy.search.space import WITHOUT_DEMOS, ScoreEstimate, WholeProgram
+from plr_dspy.search.space import WITHOUT_DEMOS, WholeProgram
 
 SPACE = OrderingSpace.of_sizes(6)
 FEATURES = Features(SPACE)
@@ -292,11 +292,6 @@ class TestOrderingModel:
         assert np.mean(errors) < 0.11
         assert np.mean(of_first) < 0.1
         assert np.mean(outside) < 0.1
-
-    def test_estimates_are_clipped_to_the_range_of_label_scores(self):
-        model = OrderingModel(SPACE, responses=LabelResponses(np.eye(2), lambda *cell: None))
-        shown = model.clipped([ScoreEstimate(SPACE.identity, score) for score in (1.3, 0.8, -0.2)], {})
-        assert [estimate.score for estimate in shown] == [1.0, 0.8, 0.0]
 
     PROGRAM = WholeProgram(0, "nearest last")
 

@@ -132,19 +132,6 @@ class OrderingModel:
             )
         return FittedModel(self, calls.candidates, process, responses, calls.scored, counted_scores)
 
-    def clipped(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
-        """Return the estimates, clipped to the range of all known scores and label scores.
-
-        The process is linear, so it may predict an impossible score, such as 1.035 for a metric
-        whose only values are 0 and 1.
-        """
-        values = [score for row in scores.values() for score in row.values()]
-        if self._responses is not None:
-            values += self._responses.scores.ravel().tolist()
-        lowest = min(values, default=0.0)
-        highest = max(values, default=0.0)
-        return [ScoreEstimate(ordering, min(max(lowest, score), highest)) for ordering, score in estimates]
-
     def features(self, candidates: Sequence[Candidate]) -> list[Array]:
         """Return the features ``[m, d]`` of each family.
 
@@ -228,7 +215,12 @@ class FittedModel:
         self._known_gains: dict[tuple[Candidate, float], dict[Candidate, Gain]] = {}
 
     def estimates(self) -> list[ScoreEstimate]:
-        """Return each fitted ordering with its posterior mean score, best first."""
+        """Return each fitted ordering with its posterior mean score, best first.
+
+        The process is linear, so it may predict an impossible score, such as 1.035 for a metric
+        whose only values are 0 and 1. Such scores still rank orderings, so `clip` them only to report
+        them.
+        """
         means = self.process.mean
         if self.responses is not None:
             means = self.responses.means + means
