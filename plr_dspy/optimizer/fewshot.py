@@ -42,7 +42,6 @@ from plr_dspy.optimizer.proposals import (
 from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.revisions import propose_from_failures
 from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Proposal, Teacher, checked_teacher
-from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments
 from plr_dspy.programs.copying import language_models
@@ -173,7 +172,6 @@ class PLFewShot(LearningOptimizer):
 
         Raises:
             ValueError: If two arguments cannot be combined.
-            TypeError: If the update rule can only order demos, not choose them.
         """
         super().check_together()
         if self.min_demos > self.max_demos:
@@ -181,7 +179,6 @@ class PLFewShot(LearningOptimizer):
                 f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}: reduce min_demos, or "
                 "increase max_demos"
             )
-        smoothing_of(self.update)
         if self.max_metric_calls == 0:
             self._check_without_calls()
         if self.instructions != "propose":

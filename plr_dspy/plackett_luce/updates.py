@@ -4,9 +4,10 @@ The elites (a term from PLR Algorithm 1) are the rows of a tensor ``[m, n]``. El
 some of the n items are padded with -1. An update rule learns only from the items that are shown.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import field
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import torch
 from pydantic import ConfigDict, Field
@@ -25,38 +26,33 @@ BETA_2 = 0.999
 EPSILON = 1e-8
 
 
-@runtime_checkable
-class UpdateRule(Protocol):
-    """The interface of an update rule.
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class UpdateRule(ABC):
+    """The base class of update rules. A subclass has a `name` and defines `update`.
 
-    `PLFewShot` also requires the attribute `smoothing`, a number from 0 to 1.
+    A subclass with attributes of its own must be a `pydantic.dataclasses.dataclass`.
+
+    Attributes:
+        smoothing: Weight of the newest fit in the average with earlier fits, above 0 and at most 1.
+            Searches that choose demos average the probabilities of lengths with the same weight.
+        clip: Maximum absolute value of a logit.
+        weighted: Whether elites with higher scores have larger weights.
     """
 
     name: ClassVar[str]
-
-    @property
-    def weighted(self) -> bool:
-        """Whether the search passes weights proportional to the elites' scores to `update()`."""
-
-    def initial(self, num_items: int) -> PlackettLuce:
-        """Return the uniform distribution over orderings of `num_items` items, in float64."""
-
-    def update(
-        self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None
-    ) -> PlackettLuce:
-        """Return the distribution refitted to elites ``[m, n]`` with weights ``[m]``."""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class _Rule:
-    """The base class of this module's update rules, with their common settings."""
-
     smoothing: float = Field(default=0.7, gt=0, le=1)
     clip: float = Field(default=20.0, gt=0)
     weighted: bool = False
 
     def initial(self, num_items: int) -> PlackettLuce:
+        """Return the uniform distribution over orderings of `num_items` items, in float64."""
         return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
+
+    @abstractmethod
+    def update(
+        self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None
+    ) -> PlackettLuce:
+        """Return the distribution refitted to elites ``[m, n]`` with weights ``[m]``."""
 
     def _project(self, logits: Tensor) -> Tensor:
         """Return the logits, centered and then clipped."""
@@ -64,18 +60,16 @@ class _Rule:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class RankEMA(_Rule):
+class RankEMA(UpdateRule):
     """An update rule that moves the logits towards the elites' negative mean ranks (PLR's EMA update).
 
     The logits are an exponential moving average of the negative mean ranks, divided by
     `temperature`.
 
     Attributes:
-        smoothing: Weight of the newest ranks in the average, above 0 and at most 1.
         temperature: Divisor of the ranks. A lower temperature makes the distribution more
             concentrated.
-        clip: Maximum absolute value of a logit.
-        weighted: Whether elites with higher scores have larger weights.
+        smoothing, clip, weighted: As in `UpdateRule`.
     """
 
     name: ClassVar[str] = "ema"
@@ -93,7 +87,7 @@ class RankEMA(_Rule):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class MixtureEM(_Rule):
+class MixtureEM(UpdateRule):
     """An update rule that fits a mixture using one expectation-maximization step (the EM update of PLR).
 
     Deviation from PLR: If all components are equal, the step assigns each elite to a single
@@ -104,7 +98,7 @@ class MixtureEM(_Rule):
         weight_floor: Minimum weight of a component before the weights are normalized.
         num_steps, learning_rate: Number of Adam steps, and the learning rate.
         l2: Factor of the L2 penalty on the logits. See `fit()`.
-        smoothing, clip, weighted: As in `RankEMA`.
+        smoothing, clip, weighted: As in `UpdateRule`.
     """
 
     name: ClassVar[str] = "mixture"
@@ -245,20 +239,9 @@ def update_rule(update: str | UpdateRule) -> UpdateRule:
         if update not in rules:
             raise ValueError(f"{expected}; got {update!r}")
         return rules[update]()
-    if isinstance(update, type) or not isinstance(update, UpdateRule):
+    if not isinstance(update, UpdateRule):
         raise TypeError(f"{expected}; got {update!r}")
     return update
-
-
-def smoothing_of(update: UpdateRule) -> float:
-    """Return the update rule's attribute `smoothing`, or raise a TypeError if it is not a number."""
-    smoothing = getattr(update, "smoothing", None)
-    if not isinstance(smoothing, (int, float)):
-        raise TypeError(
-            f"update must have a numeric attribute 'smoothing' if demos are chosen; got {smoothing!r} for "
-            f"{update!r}: pass update='mle', or set the attribute to a number from 0 to 1"
-        )
-    return smoothing
 
 
 def _weights_of(elites: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:

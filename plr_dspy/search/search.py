@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from plr_dspy.plackett_luce.distribution import NOT_SHOWN, PlackettLuce, padded
-from plr_dspy.plackett_luce.updates import UpdateRule, smoothing_of, update_rule
+from plr_dspy.plackett_luce.updates import UpdateRule, update_rule
 from plr_dspy.report.schema import Iteration
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel, one_thread
@@ -71,7 +71,6 @@ class Search(ABC):
         self.model = OrderingModel(space, with_features=False)
         self._rule = update_rule(update)
         self._generator = torch.Generator().manual_seed(seed)
-        self._smoothing = smoothing_of(self._rule) if space.from_end else 0.0
         self.distributions = self._uniform()
         self.fitted: FittedModel | None = None
 
@@ -278,7 +277,8 @@ class Search(ABC):
         assert probabilities is not None
         extra = (rankings != NOT_SHOWN).sum(dim=-1) - previous.min_length
         counts = torch.bincount(extra, weights=weights, minlength=len(probabilities)).to(probabilities)
-        probabilities = (1.0 - self._smoothing) * probabilities + self._smoothing * counts / counts.sum()
+        smoothing = self._rule.smoothing
+        probabilities = (1.0 - smoothing) * probabilities + smoothing * counts / counts.sum()
         return (1.0 - UNIFORM_SHARE) * probabilities + UNIFORM_SHARE / len(probabilities)
 
     def _uniform(self) -> list[PlackettLuce]:

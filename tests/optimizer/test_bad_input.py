@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from types import SimpleNamespace
 
 import dspy
 import numpy as np
@@ -33,9 +32,6 @@ class Async(Wrapped):
 async def async_metric(example, prediction):
     return 1.0
 
-
-UNSMOOTHED = SimpleNamespace(name="mine", weighted=False, initial=print, update=print)
-"""An update rule that can order demos, but not choose them."""
 
 CONSTRUCTOR = {
     "metric": [
@@ -331,7 +327,6 @@ def test_strings_are_not_bools_and_bools_are_not_numbers(engine, kind, name, wro
             "num_instructions needs instructions=",
         ),
         (PLFewShot, {"instructions": "propose"}, {"num_instructions": 0}, "num_instructions"),
-        (PLFewShot, {}, {"update": UNSMOOTHED}, "update must have a numeric attribute 'smoothing'"),
         (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
         (PLReorder, {}, {"num_demos": 1}, "num_demos must be greater than or equal to 2; got 1$"),
         (PLReorder, {}, {"max_cost": np.arange(1000.0)}, "max_cost must be a valid number"),

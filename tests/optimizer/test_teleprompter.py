@@ -1,15 +1,16 @@
 """PLReorder: its results, custom update rules, and special cases."""
 
-import dataclasses
 import itertools
 from contextlib import nullcontext
 
 import dspy
+import pydantic
 import pytest
 import torch
 from fakes import Program, digest, exact_match, questions, student
 
 from plr_dspy import MaximumLikelihood, PlackettLuce, PLReorder, Report
+from plr_dspy.plackett_luce.updates import UpdateRule
 
 EXAMPLES = questions(120)
 
@@ -26,27 +27,26 @@ class TestCompile:
         assert held_out(compiled).score > held_out(program).score
 
     def test_users_can_pass_their_own_update_rule(self, engine, tmp_path):
-        @dataclasses.dataclass(frozen=True)
-        class Prior:
+        @pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config={"arbitrary_types_allowed": True})
+        class Prior(UpdateRule):
             name = "prior"
             pull: torch.Tensor
-            weighted: bool = True
-
-            def initial(self, num_items):
-                return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
 
             def update(self, distribution, elites, weights=None):
                 fitted = MaximumLikelihood().update(distribution, elites, weights)
                 return PlackettLuce(fitted.logits * self.pull)
 
         reorder = PLReorder(
-            exact_match, max_metric_calls=240, update=Prior(torch.tensor(0.5)), log_dir=tmp_path
+            exact_match,
+            max_metric_calls=240,
+            update=Prior(pull=torch.tensor(0.5), weighted=True),
+            log_dir=tmp_path,
         )
         reorder.compile(student(), trainset=EXAMPLES)
         settings = Report.load(tmp_path / "report.json").settings["update"]
         # The settings contain a digest in place of an object.
         assert settings.pop("pull").startswith("#")
-        assert settings == {"name": "prior", "weighted": True}
+        assert settings == {"name": "prior", "smoothing": 0.7, "clip": 20.0, "weighted": True}
 
     @pytest.mark.parametrize(
         ("demos", "options"), [([EXAMPLES[0]] * 3, {}), (EXAMPLES[:1], {"max_metric_calls": 1})]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, RankEMA
+from plr_dspy import CrossEntropySearch, MaximumLikelihood, MixtureEM, OrderingSpace, PlackettLuce, RankEMA
 from plr_dspy.plackett_luce.distribution import log_probabilities, padded
 from plr_dspy.plackett_luce.updates import UpdateRule, update_rule
 
@@ -216,13 +216,30 @@ def test_errors_name_parameters_out_of_range(rule, name, value):
         rule(**{name: value})
 
 
+class Unchanged(UpdateRule):
+    """An update rule that learns nothing."""
+
+    name = "unchanged"
+
+    def update(self, distribution, elites, weights=None):
+        return distribution
+
+
+def test_own_rules_need_only_a_name_and_the_method_update():
+    rule = Unchanged(smoothing=0.5)
+    assert update_rule(rule) is rule
+    search = CrossEntropySearch(OrderingSpace.of_sizes(3, max_length=2), update=rule)
+    orderings = search.ask()
+    search.tell(orderings, {ordering: {0: 1.0} for ordering in orderings})
+    assert search.distributions[0].logits.tolist() == [0.0] * 3
+
+
 def test_update_rule_accepts_names_and_rules():
     assert update_rule("ema") == RankEMA()
     assert update_rule("mle") == MaximumLikelihood()
     assert update_rule("mixture") == MixtureEM()
     custom = MixtureEM(num_components=2)
     assert update_rule(custom) is custom
-    assert isinstance(custom, UpdateRule)
     with pytest.raises(ValueError, match="'newton'"):
         update_rule("newton")
     with pytest.raises(TypeError, match="or an update rule"):
