@@ -27,7 +27,6 @@ MIN_NEW_EXAMPLES = 5  # minimum number of new examples in a round, if they are a
 # program that is better on 5% of all examples has equal scores on 59 examples with a probability of 5%.
 ENOUGH_EQUAL = 59  # number of examples
 ENOUGH_SHARE = 0.4  # share of all examples
-DOUBT = 0.05  # probability that programs with equal scores differ more often than the report says
 GROWTH = 0.25  # number of new examples in each later round, as a fraction of the earlier examples
 
 
@@ -144,7 +143,8 @@ class EliminationRun(CompileRun):
             return None
         leader = self._leader()
         if not self.search.can_change(leader, len(self._examples)):
-            return Stop(StopReason.DECIDED, self._no_difference(num_equal))
+            has_all_programs = len(self.search.alive) > len(self.search.space.programs)
+            return Stop(StopReason.NO_DIFFERENCE if num_equal and has_all_programs else StopReason.DECIDED)
         num_affordable = self.evaluator.budget.estimated_calls_left // len(self.search.alive)
         if num_affordable:  # Otherwise, the next `score_round` stops the race.
             num_examples = min(self._num_scored + num_affordable, len(self._examples))
@@ -162,22 +162,6 @@ class EliminationRun(CompileRun):
             if len(values) > 1 or len({row[number] for row in rows}) > 1:
                 return None
         return len(examples)
-
-    def _no_difference(self, num_equal: int | None) -> str:
-        """Return why the race stops if all scores are equal, else an empty string.
-
-        The text includes a 95% bound on the share of examples on which the programs differ.
-        """
-        if not num_equal:
-            return ""
-        programs = "all programs"
-        if len(self.search.alive) <= len(self.search.space.programs):
-            programs = "all remaining programs"
-        largest_share = 1.0 - DOUBT ** (1.0 / num_equal)
-        return (
-            f"{programs} had equal scores on all {num_equal} examples, so their scores probably differ on less "
-            f"than {largest_share:.1%} of new examples, and {StopReason.DECIDED.value}"
-        )
 
     def _leader(self) -> Candidate:
         """Return the program that would be chosen if the race ended now."""

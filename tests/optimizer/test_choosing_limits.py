@@ -1,6 +1,5 @@
 """Choosing among whole programs: limits on calls, and how well a race chooses."""
 
-import re
 from collections import Counter
 
 import choosing as benchmark
@@ -120,11 +119,7 @@ class TestLimits:
         outcome = benchmark.race(benchmark.World(equal.mean(axis=1), equal)).run()
         num_examples = outcome.program_calls["total"] // 2
         assert 20 <= num_examples < 100
-        reason = f"all programs had equal scores on all {num_examples} examples"
-        share_of_new = "so their scores probably differ on less than (.*)% of new examples"
-        consequence = f"{share_of_new}, and {StopReason.DECIDED.value}"
-        share = re.fullmatch(f"{reason}, {consequence}", str(outcome.stop))
-        assert float(share.group(1)) == pytest.approx(300 / num_examples, rel=0.1)  # by the rule of three
+        assert outcome.stop.reason is StopReason.NO_DIFFERENCE
         for seed in range(10):
             better = equal.copy()
             better[
@@ -132,13 +127,13 @@ class TestLimits:
             ] = 1.0
             outcome = benchmark.race(benchmark.World(better.mean(axis=1), better)).run()
             assert outcome.decision.candidate.number == 1
-            assert "equal scores" not in str(outcome.stop)
+            assert outcome.stop.reason is not StopReason.NO_DIFFERENCE
 
     def test_the_reason_does_not_ignore_programs_that_dropped_out(self):
         equal = np.tile(np.arange(200) % 3 > 0, (3, 1)).astype(float)
         equal[2] *= np.arange(200) % 2
         outcome = benchmark.race(benchmark.World(equal.mean(axis=1), equal)).run()
-        assert "all remaining programs had equal scores on" in str(outcome.stop)
+        assert outcome.stop.reason is StopReason.DECIDED
 
     def test_failed_calls_differ_from_scored_calls(self):
         """A program that always fails drops out at once, so the race ends early."""
@@ -150,7 +145,6 @@ class TestLimits:
         report = chosen(Engine(), pair, max_errors=200).report
         assert report.stop_reason is StopReason.DECIDED
         assert report.program_calls["total"] < 2 * len(EXAMPLES)
-        assert "equal scores" not in report.stopped
 
     def test_one_of_many_equal_programs_is_found_if_it_is_better_on_few_examples(self):
         """The last program is better on 5% of examples. In a third of the worlds, 20 examples hide this."""
