@@ -25,18 +25,9 @@ def run_race(
 ) -> list[Candidate]:
     """Race the entrants using successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
-    1. Score each entrant that has no calls. Use as many examples as the other entrant with the
-       fewest examples has. If this takes more than half of `num_calls`, the last entrants without
-       calls drop out.
-    2. Spend the planned share of `num_calls` on the original.
-    3. Run the heats. Each heat scores all remaining entrants on the same number of examples, as
-       many as its calls and the train split allow. Then it keeps the best 40% of the entrants
-       (`KEPT_SHARE`, rounded up), but never fewer than the planned winners. There are enough heats
-       to leave only the winners, but at least one. The last heat also scores the original on as
-       many examples as the entrants.
-
-    If a limit on time or cost interrupts a heat, the race ends. The winners are then chosen by
-    estimates from all calls so far. An entrant without an estimate drops out.
+    First, the original and the entrants without calls are scored. Then each heat scores the remaining
+    entrants on the same number of examples, and keeps the best share of them (`KEPT_SHARE`), but at
+    least the planned winners. If a limit on time or cost interrupts a heat, the race ends.
 
     Args:
         entrants: The candidates to race, best first, without the original.
@@ -45,18 +36,17 @@ def run_race(
         schedule: Selects the next examples for each candidate.
         score: Calls the candidates in order until a limit is reached, and returns those whose
             calls are complete.
-        estimate: Returns the estimated scores of candidates, given all calls so far. Candidates
-            with few calls may be missing.
+        estimate: Returns the estimated scores of all candidates with calls.
         plan: The plan of the compile run, which sets the number of winners and the original's
             share of the calls.
-        num_calls: Maximum number of program calls in the race. Before each heat, the calls that
-            are left are divided equally among this heat and all later heats.
+        num_calls: Maximum number of program calls in the race.
         user_programs: Passed to `first_of_each_kind` after every heat.
 
     Returns:
         The winners, starting with the best entrant of each kind. The list is empty if no entrant
         has calls.
     """
+    # Score entrants without calls on as few examples as any other entrant.
     num_examples = min(filter(None, map(observations.count, entrants)), default=schedule.num_first)
     wanted = _examples_of_new(entrants, observations, schedule, num_examples, max_calls=num_calls // 2)
     num_spent = sum(map(len, wanted.values()))
@@ -73,9 +63,10 @@ def run_race(
     num_winners = plan.num_best_seen
     num_heats = _num_heats(len(remaining), num_winners)
     for heat in range(num_heats):
+        # The last heat also scores the original, because the winners are compared with it.
         runners = [*remaining, original] if heat == num_heats - 1 else remaining
         counts = [observations.count(runner) for runner in runners]
-        max_heat_calls = (num_calls - num_spent) / (num_heats - heat)
+        max_heat_calls = (num_calls - num_spent) / (num_heats - heat)  # an equal share for each heat left
         while (
             num_examples < plan.num_train_examples
             and _calls_up_to(num_examples + 1, counts) <= max_heat_calls
@@ -84,8 +75,7 @@ def run_race(
         num_spent += _calls_up_to(num_examples, counts)
         fully_scored = score(schedule.examples_for(runners, observations, num_examples))
         estimates = estimate()
-        estimated = [entrant for entrant in remaining if entrant in estimates]
-        remaining = sorted(estimated, key=lambda entrant: -estimates[entrant])
+        remaining = sorted(remaining, key=lambda entrant: -estimates[entrant])
         if len(fully_scored) < len(runners):
             break
         num_kept = max(num_winners, math.ceil(KEPT_SHARE * len(remaining)))

@@ -8,12 +8,9 @@ Next, read `optimizer/base.py`, which sets up a run and turns its outcome into a
 report. Then read `rounds.py` (`SearchRounds` is the base class of `CompileRun`), `race.py` and
 `choice.py`. `docs/architecture.md` gives an overview.
 
-To extend a run, see "Where to add" in `CONTRIBUTING.md`. In short:
-
-- A search: subclass `Search` (`search/search.py`) and define `ask`. Create it in
-  `LearningOptimizer.search` (`optimizer/learning.py`).
-- A stopping rule: add a `StopReason`, and see the comment on `STOPS_WITHOUT_SHORTENING`.
-- A kind of candidate: if possible, make it a `WholeProgram`, which needs no change here.
+"Where to add" in `CONTRIBUTING.md` explains how to extend a run. A new search subclasses `Search`
+(`search/search.py`), and `LearningOptimizer.search` creates it. A new stopping rule needs a
+`StopReason`, see `STOPS_WITHOUT_SHORTENING`. A new kind of candidate should be a `WholeProgram`.
 """
 
 import logging
@@ -82,9 +79,8 @@ class CompileRun(SearchRounds):
         if stop is not None:
             return self.outcome(stop=stop)
 
-        # 1. Search: ask for candidates, score them on some train examples, and update the search.
-        # At most once per run, `next_candidates` widens the search space. For example, it adds
-        # instructions that a prompt model writes after seeing examples of failures.
+        # 1. Search: score candidates on some train examples. At most once per run, `next_candidates`
+        # widens the search space, for example with new instructions.
         plan = self.plan
         num_later = plan.race_calls + plan.comparison_calls
         # Reserve calls, money and time for the later phases. For example, if money or time suffices
@@ -97,9 +93,7 @@ class CompileRun(SearchRounds):
         if self.found_no_difference():
             return self.outcome_without_difference()
 
-        # 2. Race: score the best candidates on more and more train examples, and repeatedly drop the
-        # worst. The original is also scored, but never dropped, because the winners are compared
-        # with it.
+        # 2. Race: score the best candidates on more train examples.
         remaining = self.remaining_calls()
         entrants = self.choose_entrants()
         # `remaining` respects the limits on money and time, so reserve all calls of the comparison.
@@ -117,12 +111,10 @@ class CompileRun(SearchRounds):
         )
         self.replace_stop_by_limit()
 
-        # 3. Comparison: score the original and the winners on the selection split, which the
-        # search has not seen.
+        # 3. Comparison: the search has not seen the selection split.
         comparison = self.compare([self.original, *winners], remaining.num_compared)
 
-        # 4. Decision: estimate each winner's gain over the original on new examples, from the
-        # scores on both splits.
+        # 4. Decision: choose by the expected gain on new examples.
         return self.decide(comparison)
 
     def reason_not_to_begin(self) -> Stop | None:

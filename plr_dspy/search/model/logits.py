@@ -1,9 +1,7 @@
 """Logits of labels, used to predict programs' answers without the scores of calls.
 
-    z[o, e]  =  a[e]  +  b[o]  +  q[o] g[e]  +  noise          (3)
-
-The effects a, b and q are fitted in `effects.py`. The contrasts z = p B^T are the projections of
-the labels' log-probabilities p onto an orthonormal basis B, ``[d, L]``. The logits are z B.
+The contrasts z = p B^T are the projections of the labels' log-probabilities p onto an orthonormal
+basis B, ``[d, L]``. They are predicted from the effects in Eq. 3 (`effects.py`). The logits are z B.
 """
 
 import numpy as np

@@ -1,12 +1,8 @@
 """The model that a search uses to estimate the scores of orderings and to draw from their posterior.
 
-    y[o, e] - s[o, e]  =  a[e]  +  f(o)  +  w[c(e)] l(o)  +  noise          (2)
-
-Here, y is the score of ordering o on example e. Its prediction s from log-probabilities is 0 if
-log-probabilities are not used. A Gaussian process models the difference as the sum of an effect a
-of the example, an effect f of the ordering, and noise. If the examples have classes and
-log-probabilities are not used, the process also includes the ordering's label bias l. The effect w
-of the label bias depends on the example's class c(e).
+A Gaussian process (Eq. 2 in `process.py`) models the scores of calls. If calls return log-probabilities
+of labels, `ResponseModel` predicts the scores from them, and the process models the differences y - s
+from these predictions. Otherwise, the process includes the label bias if the examples have classes.
 """
 
 from __future__ import annotations
