@@ -10,17 +10,14 @@ from plr_dspy.search.space import Candidate
 def estimate_effect(
     fitted: FittedModel, original: Candidate, chosen: Candidate, *, applied: bool
 ) -> CalibrationEffect | None:
-    """Return the estimated effect of calibration, or None if it cannot be estimated.
-
-    An estimate requires calls that returned log-probabilities, and a model that was fitted to both
-    candidates.
+    """Return the estimated effect of calibration, or None if calls returned no log-probabilities.
 
     Args:
         applied: Whether the chosen program differs from the original, even if only by
             calibration.
     """
     responses = fitted.responses
-    if responses is None or original not in fitted.orderings or chosen not in fitted.orderings:
+    if responses is None:
         return None
     answers = responses.answers
     calibrated = answers.estimate(fitted.orderings.index(original)).after

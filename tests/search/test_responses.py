@@ -79,7 +79,6 @@ class World:
     def model(self):
         logs = self.log_probabilities
         calls = Calls(
-            self.orderings,
             ScoreTable(np.where(self.known, self.right, np.nan)),
             LabelTable(logs, np.zeros(logs.shape, dtype=bool), self.scores),
             is_program=np.zeros(len(logs), dtype=bool),

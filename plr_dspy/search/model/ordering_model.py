@@ -22,7 +22,7 @@ from plr_dspy.search.model.features import Features
 from plr_dspy.search.model.gains import Gains, GainSummary
 from plr_dspy.search.model.process import OUTSIDER_VARIANCE, UNEXPLAINED_OUTSIDER_VARIANCE, AdditiveProcess
 from plr_dspy.search.model.response_model import ResponseModel
-from plr_dspy.search.model.responses import Calls, LabelResponses, LabelTable
+from plr_dspy.search.model.responses import Calls, LabelResponses
 from plr_dspy.search.model.score_table import InformationWeights, ScoreTable
 from plr_dspy.search.space import (
     Candidate,
@@ -99,25 +99,25 @@ class OrderingModel:
     def fit(self, scores: Scores) -> FittedModel:
         """Return the model fitted to the scores of all candidates."""
         with one_thread():
-            calls = self._calls(scores)
-            features = self.features(calls.candidates)
-            responses = self._respond(calls, features)
-            counted_scores = calls.scored.scores
-            unexplained = calls.scored
+            candidates = list(scores)
+            scored = ScoreTable.from_rows([*scores.values()], self.information_weights)
+            features = self.features(candidates)
+            is_outsider = np.array([self._arrangement(candidate) is None for candidate in candidates])
+            responses = self._respond(scores, scored, features, is_outsider)
+            counted_scores = scored.scores
+            unexplained = scored
             classes = None
-            outsider_variances = OUTSIDER_VARIANCE * calls.is_outsider
+            outsider_variances = OUTSIDER_VARIANCE * is_outsider
             extra_variances: Array | float = 0.0
             if responses is not None:
                 counted_scores = responses.answers.scores
-                weights = responses.information_weights
-                unexplained = ScoreTable(  # Eq. 2
-                    counted_scores - responses.expected, information_weights=weights
-                )
-                is_explained = calls.is_outsider & ~responses.is_mute_outsider
+                differences = counted_scores - responses.expected
+                unexplained = ScoreTable(differences, information_weights=responses.information_weights)
+                is_explained = is_outsider & ~responses.is_mute_outsider
                 outsider_variances[is_explained] = UNEXPLAINED_OUTSIDER_VARIANCE
                 extra_variances = responses.mean_variances
             elif self._example_classes is not None:
-                classes = np.unique(self._example_classes[calls.scored.examples], return_inverse=True)[1]
+                classes = np.unique(self._example_classes[scored.examples], return_inverse=True)[1]
             process = AdditiveProcess(
                 features,
                 unexplained,
@@ -126,7 +126,7 @@ class OrderingModel:
                 outsider_variances=outsider_variances,
                 extra_variances=extra_variances,
             )
-        return FittedModel(self, calls.candidates, process, responses, calls.scored, counted_scores)
+        return FittedModel(self, candidates, process, responses, scored, counted_scores)
 
     def features(self, candidates: Sequence[Candidate]) -> list[Array]:
         """Return the features ``[m, d]`` of each family.
@@ -140,29 +140,21 @@ class OrderingModel:
         orderings = [arrangement or self._space.identity for arrangement in arrangements]
         return [family * is_inside[:, None] for family in self._features(orderings)]
 
-    def _calls(self, scores: Scores) -> Calls:
-        candidates = list(scores)
-        scored = ScoreTable.from_rows([*scores.values()], self.information_weights)
-        if self._responses is None:
-            labels = LabelTable.unknown(*scored.known.shape)
-        else:
-            labels = self._responses.table(scores, scored.examples)
-        is_program = np.array([isinstance(candidate, WholeProgram) for candidate in candidates], dtype=bool)
-        return Calls(candidates, scored, labels, is_program, self._is_outsider(candidates))
-
-    def _respond(self, calls: Calls, features: Sequence[Array]) -> ResponseModel | None:
+    def _respond(
+        self, scores: Scores, scored: ScoreTable, features: Sequence[Array], is_outsider: Mask
+    ) -> ResponseModel | None:
         """Return a model fitted to the log-probabilities, or None if too few calls have log-probabilities."""
-        has_few = calls.labels.known.sum() <= LEAST_SHARE * calls.scored.counts.sum()
-        if self._responses is None or has_few:
+        if self._responses is None:
             return None
-        return ResponseModel(self._responses, calls, features)
+        labels = self._responses.table(scores, scored.examples)
+        if labels.known.sum() <= LEAST_SHARE * scored.counts.sum():
+            return None
+        is_program = np.array([isinstance(candidate, WholeProgram) for candidate in scores])
+        return ResponseModel(self._responses, Calls(scored, labels, is_program, is_outsider), features)
 
     def _arrangement(self, candidate: Candidate) -> Ordering | None:
         """Return the candidate if it is an ordering in the space and shows demos, else None."""
         return candidate if self._space.contains(candidate) and any(candidate) else None
-
-    def _is_outsider(self, candidates: Sequence[Candidate]) -> Mask:
-        return np.array([self._arrangement(candidate) is None for candidate in candidates], dtype=bool)
 
 
 @dataclass(frozen=True)
@@ -240,7 +232,7 @@ class FittedModel:
         number = self.orderings.index(ordering)
         if self.responses is None:
             own = float(self.process.unshrunk[number])
-            expected = dict(self.estimates())[ordering]
+            expected = float(self.process.mean[number])
         else:
             own = self.responses.answers.corrected(number)[0]
             expected = self.responses.answers.estimate(number).before
@@ -314,20 +306,15 @@ class FittedModel:
         needed if any outsider has no usable log-probabilities. If answers are calibrated, all gains
         are over the calibrated reference.
         """
-        if self.responses is None:
-            return [self._gains_of_scores(reference)]
-        label_gains = self.responses.gains(reference)
-        if label_gains is None:
-            return [self._gains_of_scores(reference)]
+        label_gains = None if self.responses is None else self.responses.gains(reference)
+        if self.responses is None or label_gains is None:
+            # The reference may be unlike all other orderings, because a person made it.
+            return [self.process.gains(reference, may_differ=True)]
         alternatives = [self.process.gains(reference).plus(label_gains)]
         if self.responses.is_mute_outsider.any():
             cautious = self.process.gains(reference, outsider_scales=(1.0,))
             alternatives.append(cautious.plus(label_gains))
         return alternatives
-
-    def _gains_of_scores(self, reference: int) -> Gains:
-        """Return gains over a reference that may be unlike all other orderings, because a person made it."""
-        return self.process.gains(reference, may_differ=True)
 
     def _summary(self, alternatives: Sequence[Gains], reference: int, margin: float) -> GainSummary:
         """Return a summary of the gains that `_alternative_gains()` returned for a reference."""
@@ -379,7 +366,7 @@ class FittedModel:
 
     def revision(self, ordering: Candidate) -> Revision | None:
         """Return the calibration of an ordering's answers, or None if the original answers are scored."""
-        if self.responses is None or not self.calibrates_answers or ordering not in self.orderings:
+        if self.responses is None or not self.calibrates_answers:
             return None
         answers = self.responses.answers
         return Revision(answers.rounded_offsets(self.orderings.index(ordering)), answers.calibrated_shares)

@@ -62,7 +62,7 @@ class ResponseModel:
         self.means = self._unread.mixed(self._read_means, self._unread.shares)
         self.mean_variances = self._variances_of_means()
         self.expected = self._expected_of_calls(read_scores)
-        self.information_weights = np.ones(len(calls.candidates))
+        self.information_weights = np.ones(len(calls.is_program))
         if responses.set_weights is None:
             self.information_weights = self._information_weights()
 

@@ -33,12 +33,6 @@ class LabelTable(NamedTuple):
     unseen: Mask  # whether each label was not among the likeliest tokens, [m, E, L]
     scores: Array  # the score M of each label on each example, [E, L]
 
-    @classmethod
-    def unknown(cls, num_candidates: int, num_examples: int) -> LabelTable:
-        """Return a table with a single label, whose log-probabilities are all unknown."""
-        logs = np.full((num_candidates, num_examples, 1), np.nan)
-        return cls(logs, np.zeros(logs.shape, dtype=bool), np.zeros((num_examples, 1)))
-
     @property
     def known(self) -> Mask:
         """A mask of the calls with log-probabilities, ``[m, E]``."""
@@ -94,13 +88,11 @@ class Calls:
     """The known scores and log-probabilities of candidates.
 
     Attributes:
-        candidates: The candidates, in the order of the rows of all tables.
         is_program: A mask of the whole programs, ``[m]``. Their log-probabilities reveal nothing
             about other candidates.
         is_outsider: A mask of the candidates without features, such as whole programs, ``[m]``.
     """
 
-    candidates: list[Candidate]
     scored: ScoreTable
     labels: LabelTable
     is_program: Mask

@@ -22,7 +22,7 @@ class UnreadReplies:
     """
 
     def __init__(self, calls: Calls, features: Families) -> None:
-        size = len(calls.candidates)
+        size = len(calls.is_program)
         self.mean_score = 0.0
         self.shares = np.ones(size)
         self.variances = np.zeros(size)
