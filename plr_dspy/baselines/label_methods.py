@@ -170,7 +170,7 @@ class LabelRun(CompileRun):
         scores = self._scores(rows)
         if scores:
             self._winner = max(scores, key=scores.__getitem__)
-        reason = self.evaluator.budget.refused
+        reason = self.evaluator.budget.limit_reached
         if len(rows) == len(orderings):
             reason = StopReason.ALL_ASKED
         return self.outcome(Decision(self._winner), Stop(reason or StopReason.TIME))

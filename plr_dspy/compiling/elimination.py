@@ -105,7 +105,7 @@ class EliminationRun(CompileRun):
         if scored:
             self._update_search(scored)
         if not is_complete:
-            return Stop(budget.refused or StopReason.TIME)
+            return Stop(budget.limit_reached or StopReason.TIME)
         self._num_scored = num_examples
         return None
 

@@ -5,10 +5,11 @@ from typing import Any, ClassVar
 
 from plr_dspy.compiling.choice import Outcome
 from plr_dspy.compiling.plan import Plan, ProblemSize
-from plr_dspy.compiling.run import CompileRun
+from plr_dspy.compiling.run import CompileRun, FinalComparison
 from plr_dspy.errors import UserError
 from plr_dspy.report.stop import StopReason
 from plr_dspy.scoring.evaluator import SEARCH
+from plr_dspy.scoring.observations import Observations
 from plr_dspy.search.space import Candidate
 
 
@@ -118,6 +119,8 @@ class PaperRun(CompileRun):
     class also compares the original, the best scored orders and the distribution's mode.
     """
 
+    decides_by_score: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.min_probability is None:
@@ -133,7 +136,8 @@ class PaperRun(CompileRun):
         while stop is None:  # Repeat for t = 1..T.
             orderings = self.search.ask()  # Sample B orderings.
             stop = self.score_round(orderings)  # Score them, and refit the distribution to the elites.
-            stop = stop or self.check_stoppers()
+            if stop is None:
+                stop = self.check_stoppers()
         self.stop = stop
         if self.found_no_difference():
             return self.outcome_without_difference()
@@ -141,7 +145,14 @@ class PaperRun(CompileRun):
         num_compared = plan.num_selection_examples
         if stop.reason is not StopReason.ALL_ROUNDS:
             num_compared = self.remaining_calls().num_compared
-        return self.decide(self.compare(self.finalists(), num_compared), by_score=True)
+        return self.decide(self.compare(self.finalists(), num_compared))
+
+    def observations_for(self, comparison: FinalComparison) -> Observations:
+        """Return the calls of the comparison alone, because Algorithm 1 decides by their scores."""
+        super().observations_for(comparison)  # This sets the reference answers of a metric over a set.
+        observations = Observations(self.evaluator.effective_scores)
+        observations.add(self.evaluator.known(dict.fromkeys(comparison.finalists, comparison.examples)))
+        return observations
 
     def finalists(self) -> list[Candidate]:
         """Return the original, the best orders, the distribution's mode, and draws from the distribution."""

@@ -133,7 +133,7 @@ class SearchRounds:
         if scored and (is_first or len(scored) >= num_enough):
             self._update_search([candidate for candidate in candidates if candidate in scored])
         if was_cut_short:
-            return Stop(self.evaluator.budget.refused or StopReason.TIME)
+            return Stop(self.evaluator.budget.limit_reached or StopReason.TIME)
         if exceeds_budget:
             return Stop(StopReason.BUDGET)
         logger.info("%s", self._history[-1])

@@ -2,20 +2,27 @@
 
 A candidate is an `Ordering` or a `WholeProgram` (`search/space.py`). For each predictor, an
 `Ordering` says which demos are shown, in which order, and with which instruction. A `WholeProgram`
-is used unchanged. It is a program that the user passed, or a program that retrieves its demos.
+is used unchanged. It is a program that the user passed in `programs`, or one that retrieves its
+demos. The original is the student, the program that `compile` returns unless another one is
+probably better.
 
-Next, read `optimizer/base.py`, which sets up a run and turns its outcome into a program and a
-report. Then read `rounds.py` (`SearchRounds` is the base class of `CompileRun`), `race.py` and
-`choice.py`. `docs/architecture.md` gives an overview.
+Next, read `rounds.py`: its `SearchRounds` is the base class of `CompileRun`, and has the steps of
+the search loop. Then read `race.py`, `choice.py`, and `optimizer/base.py`, which sets up a run and
+turns its outcome into a program and a report. `docs/architecture.md` gives an overview.
 
-"Where to add" in `CONTRIBUTING.md` explains how to extend a run. A new search subclasses `Search`
-(`search/search.py`), and `LearningOptimizer.search` creates it. A new stopping rule needs a
-`StopReason`, see `STOPS_WITHOUT_SHORTENING`. A new kind of candidate should be a `WholeProgram`.
+Where to add (`CONTRIBUTING.md` has the details):
+
+- A search: subclass `Search` (`search/search.py`), and create it in `LearningOptimizer.search`
+  (`optimizer/learning.py`).
+- A stopping rule: add a `StopReason` (`report/stop.py`), and return it from `check_stoppers`
+  (`rounds.py`). Decide whether it belongs in `STOPS_WITHOUT_SHORTENING`.
+- A kind of candidate: build `WholeProgram` objects for it, and add them to the search's space.
 """
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from plr_dspy.compiling.choice import Decision, Outcome, compare_finalists, count_evidence
 from plr_dspy.compiling.effect import estimate_effect
@@ -31,13 +38,13 @@ from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
 
-# Minimum number of examples in a shortened comparison, unless the limits allow fewer. If they allow
-# fewer than `MIN_EXAMPLES`, nothing is compared.
-MIN_COMPARED = 8
+# Minimum number of examples in a comparison that was shortened, unless the limits allow fewer. A
+# comparison on fewer than `MIN_EXAMPLES` is never made.
+MIN_EXAMPLES_IF_SHORTENED = 8
 
-# After these stops, the race and the comparison get all planned calls that the limits still allow. If
-# a limit ended the search, these calls were reserved. If no new candidates were left, the search is
-# complete. After any other stop, both phases are shortened in the same proportion as the search.
+# After these stops, the race and the comparison keep all of their planned calls that the limits still
+# allow: a limit left the reserved calls, or the search is complete. After any other stop, such as
+# a high enough score, the later phases are shortened in the same proportion as the search.
 STOPS_WITHOUT_SHORTENING = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopReason.NOTHING_NEW}
 
 
@@ -47,9 +54,7 @@ class RemainingCalls:
 
     race: int  # maximum number of calls in the race
     comparison: int  # number of calls that the race must leave for the comparison
-    # Number of examples on which the comparison scores each finalist. If there are fewer finalists
-    # than planned, the comparison makes fewer calls than `comparison`.
-    num_compared: int
+    num_compared: int  # number of examples on which the comparison scores each finalist
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,8 @@ class FinalComparison:
 
     finalists: list[Candidate]  # at least two; the original program is first
     examples: list[int]
-    # Number of programs that a race dropped because of scores on these examples. Only
-    # `choose_program` runs a race that drops programs.
+    # Number of programs that were dropped because of scores on these examples. This happens only in
+    # `choose_program` (`EliminationRun`), whose race and comparison use the same examples.
     num_dropped: int = 0
 
 
@@ -67,11 +72,16 @@ class FinalComparison:
 class CompileRun(SearchRounds):
     """A compile run in progress, from the first round of the search to the decision.
 
-    `SearchRounds` documents all fields. The original is the program that the user passed to
-    `compile`. If `run` raises an exception, the caller (`optimizer/base.py`) gets the outcome so
-    far from `unfinished`. The caller sets the optimizer's `report` and `best_program` from this
-    outcome, and then raises the exception again.
+    `SearchRounds` documents all fields. From this base class, `run` uses `next_candidates`,
+    `score_round` and `check_stoppers`. The other methods use `observe`, `best` and
+    `scores_for_search`.
+
+    If `run` raises an exception, the caller (`optimizer/base.py`) gets the outcome so far from
+    `unfinished`. The caller sets the optimizer's `report` and `best_program` from this outcome, and
+    then raises the exception again.
     """
+
+    decides_by_score: ClassVar[bool] = False  # whether the mean score in the comparison decides
 
     def run(self) -> Outcome:
         """Search, race the best candidates, compare the winners with the original, and decide."""
@@ -79,24 +89,27 @@ class CompileRun(SearchRounds):
         if stop is not None:
             return self.outcome(stop=stop)
 
-        # 1. Search: score candidates on some train examples. At most once per run, `next_candidates`
-        # widens the search space, for example with new instructions.
+        # 1. Search: ask for candidates, score them on some train examples, and update the search.
+        # Once per run, `next_candidates` may widen the search space. For example, it adds
+        # instructions that a prompt model writes after seeing examples of failures.
         plan = self.plan
         num_later = plan.race_calls + plan.comparison_calls
-        # Reserve calls, money and time for the later phases. For example, if money or time suffices
-        # for only half of all planned calls, reserve enough for half of the later calls.
+        # If money or time suffices for only half of the planned calls, only half of the later calls
+        # are reserved.
         self.evaluator.begin_phase(SEARCH, reserved=num_later, planned=plan.program_calls)
         while stop is None:
             candidates = self.next_candidates()
-            stop = self.score_round(candidates) or self.check_stoppers()
+            stop = self.score_round(candidates)
+            if stop is None:
+                stop = self.check_stoppers()
         self.stop = stop
         if self.found_no_difference():
             return self.outcome_without_difference()
 
-        # 2. Race: score the best candidates on more train examples.
+        # 2. Race: score the best candidates on more and more train examples, and repeatedly drop the
+        # worst. The original is scored too, but never dropped.
         remaining = self.remaining_calls()
         entrants = self.choose_entrants()
-        # `remaining` respects the limits on money and time, so reserve all calls of the comparison.
         self.evaluator.begin_phase(RACE, reserved=remaining.comparison)
         winners = run_race(
             entrants,
@@ -111,10 +124,12 @@ class CompileRun(SearchRounds):
         )
         self.replace_stop_by_limit()
 
-        # 3. Comparison: the search has not seen the selection split.
+        # 3. Comparison: score the original and the winners on the selection split, which the search
+        # has not seen.
         comparison = self.compare([self.original, *winners], remaining.num_compared)
 
-        # 4. Decision: choose by the expected gain on new examples.
+        # 4. Decision: estimate each winner's gain over the original on new examples, from the
+        # scores on both splits.
         return self.decide(comparison)
 
     def reason_not_to_begin(self) -> Stop | None:
@@ -128,12 +143,15 @@ class CompileRun(SearchRounds):
         return None
 
     def found_no_difference(self) -> bool:
-        """Return whether the original was scored and the search ended because no score differed."""
+        """Return whether the search ended because no score differed, and the original was scored.
+
+        If only other candidates were scored, the original may still be worse than they are.
+        """
         return self.stop.reason is StopReason.NO_DIFFERENCE and self.observations.count(self.original) > 0
 
     def replace_stop_by_limit(self) -> None:
         """If a limit ended the current phase, replace `stop` with this limit."""
-        limit = self.evaluator.budget.refused  # None at the beginning of each phase
+        limit = self.evaluator.budget.limit_reached  # None at the beginning of each phase
         if limit is not None:
             self.stop = Stop(limit)
 
@@ -141,33 +159,45 @@ class CompileRun(SearchRounds):
         """Divide the calls that are left after the search between the race and the comparison."""
         plan = self.plan
         evaluator = self.evaluator
-        budget = evaluator.budget
         # The plan does not count the calls that bootstrapped demos, but the budget does.
         num_left = min(
-            plan.program_calls - evaluator.num_calls(SEARCH), budget.max_calls - evaluator.num_calls()
+            plan.program_calls - evaluator.num_calls(SEARCH),
+            evaluator.budget.max_calls - evaluator.num_calls(),
         )
-        num_race_calls = num_left - plan.comparison_calls
         share = self.share_of_later_calls()
-        if share == 1.0:
-            # The race also gets the calls that the search did not use.
-            return RemainingCalls(
-                race=max(0, num_race_calls),
-                comparison=plan.comparison_calls,
-                num_compared=plan.num_selection_examples,
-            )
-        min_compared = min(MIN_COMPARED, plan.num_selection_examples)
-        num_reserved = max(plan.num_finalists * min_compared, round(share * plan.comparison_calls))
+        if share < 1.0:
+            return self.shortened_calls(share, num_left)
+        # The race also gets the calls that the search did not use.
+        return RemainingCalls(
+            race=max(0, num_left - plan.comparison_calls),
+            comparison=plan.comparison_calls,
+            num_compared=plan.num_selection_examples,
+        )
+
+    def shortened_calls(self, share: float, num_left: int) -> RemainingCalls:
+        """Divide this share of the calls planned for the race and the comparison.
+
+        The comparison comes first: it keeps at least `MIN_EXAMPLES_IF_SHORTENED` examples.
+        """
+        plan = self.plan
+        min_compared = min(MIN_EXAMPLES_IF_SHORTENED, plan.num_selection_examples)
+        min_comparison = max(plan.num_finalists * min_compared, round(share * plan.comparison_calls))
         num_race_calls = min(
-            num_race_calls, round(share * plan.race_calls), budget.estimated_calls_left - num_reserved
+            round(share * plan.race_calls),
+            num_left - plan.comparison_calls,
+            self.evaluator.budget.estimated_calls_left - min_comparison,
         )
         return RemainingCalls(
             race=max(0, num_race_calls),
-            comparison=num_reserved,
+            comparison=min_comparison,
             num_compared=max(min_compared, round(share * plan.num_selection_examples)),
         )
 
     def share_of_later_calls(self) -> float:
-        """Return the share of the calls planned for the race and the comparison that can still be made."""
+        """Return the share of the calls planned for the race and the comparison that should still be made.
+
+        It is below 1 if the limits allow fewer calls, or if the search ended early.
+        """
         plan = self.plan
         num_planned = plan.race_calls + plan.comparison_calls
         share = min(1.0, self.evaluator.budget.estimated_calls_left / max(1, num_planned))
@@ -182,22 +212,23 @@ class CompileRun(SearchRounds):
         and, if planned, draws from these distributions.
         """
         others = [candidate for candidate in self.best() if candidate != self.original]
-        # Include the best candidate of each kind, even if its estimate is low. The kinds are orderings
-        # and whole programs or, if the user passed programs, these programs and all other candidates.
+        # Include the best ordering and the best whole program, even if the estimate of one is low.
         best = first_of_each_kind(others, self.plan.num_entrants, self.user_programs)
         if not best:
             # Only the original has scores, so the distributions have learned nothing, and their
             # mode would be a random order.
             return []
-        candidates = [*best, self.search.mode(), *self.search.draw(self.plan.num_final_draws)]
-        return [candidate for candidate in dict.fromkeys(candidates) if candidate != self.original]
+        entrants = dict.fromkeys([*best, self.search.mode(), *self.search.draw(self.plan.num_final_draws)])
+        entrants.pop(self.original, None)
+        return list(entrants)
 
     def score_affordable(self, wanted: Wanted) -> list[Candidate]:
         """Score the first candidates in `wanted`, as many as the unreserved calls allow.
 
         Return the candidates that now have scores on all wanted examples.
         """
-        return self.observe(self.evaluator.affordable(wanted))
+        affordable = self.evaluator.affordable(wanted)
+        return self.observe(affordable)
 
     def estimated_scores(self) -> Mapping[Candidate, float]:
         """Return the model's estimates of the candidates' scores, given all calls so far."""
@@ -244,52 +275,47 @@ class CompileRun(SearchRounds):
     def _num_affordable(self, num_examples: int, num_finalists: int, min_examples: int) -> int:
         """Return the number of examples, at most `num_examples`, that all finalists can be scored on."""
         evaluator = self.evaluator
-        # If the estimate is below the minimum, try the minimum anyway. The estimate may be too low,
-        # and the limits stop any excess calls.
-        num_estimated = max(evaluator.budget.estimated_calls_left // num_finalists, min_examples)
-        return min(num_examples, num_estimated, evaluator.unreserved_calls // num_finalists)
+        allowed_by_calls = evaluator.unreserved_calls // num_finalists
+        allowed_by_limits = evaluator.budget.estimated_calls_left // num_finalists
+        # The limits on money and time are estimated. If the estimate is below the minimum, try the
+        # minimum anyway: the estimate may be too low, and the budget stops any excess calls.
+        return min(num_examples, allowed_by_calls, max(allowed_by_limits, min_examples))
 
-    def decide(self, comparison: FinalComparison | None, *, by_score: bool = False) -> Outcome:
-        """Choose one of the finalists, or keep the original if nothing was compared.
-
-        Args:
-            by_score: Whether to choose by the mean score in the comparison, as PLR Algorithm 1
-                does (`PaperRun`, a subclass). Otherwise, choose by the expected gain, estimated
-                from both splits.
-        """
+    def decide(self, comparison: FinalComparison | None) -> Outcome:
+        """Choose one of the finalists, or keep the original if nothing was compared."""
         if comparison is None:
             return self.outcome()
-        finalists = comparison.finalists
-        records = self.evaluator.known(dict.fromkeys(finalists, comparison.examples))
-        observations = self.observations.with_records(records)
-        # With a metric over a set, such as F1, the score of an answer depends on reference answers.
-        # From now on, these are the answers of the finalists, calibrated if the search calibrates
-        # answers. If these answers are too few, add answers of the next best candidates.
-        observations.set_reference(
-            [*finalists, *self.best()], self.search.fitted, min_candidates=len(finalists)
-        )
-        if by_score:
-            # Algorithm 1 decides by the scores in the comparison alone, so omit all other scores.
-            observations = Observations(self.evaluator.effective_scores)
-            observations.add(records)
         decision = compare_finalists(
-            finalists,
+            comparison.finalists,
             comparison.examples,
-            observations,
+            self.observations_for(comparison),
             self.search.model,
             min_probability=self.min_probability,
-            by_score=by_score,
+            by_score=self.decides_by_score,
             num_dropped=comparison.num_dropped,
             user_programs=self.user_programs,
         )
         return self.outcome(decision)
+
+    def observations_for(self, comparison: FinalComparison) -> Observations:
+        """Return the calls on which to base the decision: those of the search and of the comparison."""
+        finalists = comparison.finalists
+        records = self.evaluator.known(dict.fromkeys(finalists, comparison.examples))
+        observations = self.observations.with_records(records)
+        # With a metric over a set, such as F1, the score of an answer depends on the answers to the
+        # other examples. From now on, these are the answers of the finalists. If they are too few,
+        # answers of the next best candidates are added.
+        observations.set_reference(
+            [*finalists, *self.best()], self.search.fitted, min_candidates=len(finalists)
+        )
+        return observations
 
     def outcome(self, decision: Decision | None = None, stop: Stop | None = None) -> Outcome:
         """Return the outcome of the run. If `decision` is None, the original is kept."""
         evaluator = self.evaluator
         counts = {phase: evaluator.num_calls(phase) for phase in PHASES}
         counts["total"] = evaluator.num_calls()
-        # The other counts also include these calls, which an earlier run logged in `log_dir`.
+        # Calls that an earlier run logged in `log_dir` are also included in the other counts.
         counts["resumed"] = evaluator.log.num_recalled
         if decision is None:
             decision = self.decide_uncompared(self.original)
@@ -303,10 +329,9 @@ class CompileRun(SearchRounds):
 
     def outcome_without_difference(self) -> Outcome:
         """Return the outcome of a run in which all scores were equal. It keeps the original."""
-        # Count the scores of the metric itself, because `scores_for_search` may weight equal scores
-        # differently.
+        # Count the metric's own scores, because those for the search may have weights.
         evidence = count_evidence(self.observations.scores())
-        # Failed calls can make scores differ, but they are no evidence that candidates differ.
+        # Scores can differ only because of failed calls, which do not show that candidates differ.
         evidence = evidence.model_copy(update={"num_differing": 0})
         return self.outcome(self.decide_uncompared(self.original, evidence))
 
@@ -327,11 +352,11 @@ class CompileRun(SearchRounds):
         model = self.search.model
         if not model.calibrates_answers:
             return Decision(candidate, evidence=evidence)
-        # Fit the model to the original and the candidate. If only one of them has scores, use it for both.
         scores = self.scores_for_search()
-        scored = [known for known in dict.fromkeys([self.original, candidate]) if known in scores]
         effect = None
-        if scored:
-            fitted = model.fit(scores)
-            effect = estimate_effect(fitted, scored[0], scored[-1], applied=candidate != self.original)
+        if self.original in scores or candidate in scores:
+            # If only one of them has scores, use it for both.
+            before = self.original if self.original in scores else candidate
+            after = candidate if candidate in scores else self.original
+            effect = estimate_effect(model.fit(scores), before, after, applied=candidate != self.original)
         return Decision(candidate, evidence=evidence, effect=effect)

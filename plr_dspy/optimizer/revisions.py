@@ -171,8 +171,8 @@ def _propose(open_compile: OpenCompile, work: RevisionWork, task: Proposal, exam
     log.num_recalled = num_recalled
     if key not in log.records:
         budget.max_calls -= 1  # The call was not made.
-        if budget.refused is not None:
-            logger.warning("the search continues without an %s: %s", task.name, budget.refused.value)
+        if budget.limit_reached is not None:
+            logger.warning("the search continues without an %s: %s", task.name, budget.limit_reached.value)
         return None
     return replace(task, record=log.records[key])
 

@@ -43,7 +43,7 @@ class Budget:
             the first call may be unusually cheap, for example without demos.
         extra_costs: Additional dollars per call on each unusually long example, keyed by its index.
         share: Fraction of the cost and time limits that may be used by the end of the current phase.
-        refused: The limit that prevented the last requested call, or None if that call started.
+        limit_reached: The limit that prevented the last requested call, or None if that call started.
         unpriced: A description of the first missing price or token count, or an empty string.
         largest_cost: Dollars to reserve for a call on an example of usual length, or 0 if unknown.
         needs_one: Whether a single call must end first, because the cost per call is unknown.
@@ -58,7 +58,7 @@ class Budget:
     extra_costs: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.refused: StopReason | None = None
+        self.limit_reached: StopReason | None = None
         self.share = 1.0
         self.unpriced = ""
         self.cost = 0.0
@@ -90,7 +90,7 @@ class Budget:
         self._timed_from = time.monotonic()
 
     def reserve(self, calls: int, *, planned: int = 0) -> None:
-        """Reserve money and time for `calls` later calls, and reset `refused`.
+        """Reserve money and time for `calls` later calls, and reset `limit_reached`.
 
         If the budget suffices for only a fraction of the `planned` calls, reserve only this fraction
         of `calls`. If `planned` is 0, reserve all `calls`. In both cases, reserve at most the
@@ -98,7 +98,7 @@ class Budget:
         """
         self._num_reserved = calls
         self._planned = planned
-        self.refused = None
+        self.limit_reached = None
 
     @contextmanager
     def other_model(self, expected_cost: float | None, share: float) -> Iterator[None]:
@@ -108,7 +108,7 @@ class Budget:
         was used before. On exit, the previous estimates and reserves are restored.
         """
         of_model = ("expected_cost", "largest_cost", "needs_one", "_cost_of_paid", "_num_paid", "_num_timed")
-        of_phase = ("share", "refused", "_num_reserved", "_planned")
+        of_phase = ("share", "limit_reached", "_num_reserved", "_planned")
         old_values = {name: getattr(self, name) for name in (*of_model, *of_phase, "_timed_from")}
         start = time.monotonic()
         used = 0.0
@@ -148,8 +148,8 @@ class Budget:
         """
         with self._lock:
             extra = self._extra_cost(example)
-            self.refused = self._exceeded_limit(extra)
-            if self.refused is not None:
+            self.limit_reached = self._exceeded_limit(extra)
+            if self.limit_reached is not None:
                 return False
             if not self._num_timed and not self._num_under_way:
                 # Start timing now, because recalled calls do not show how long new calls take.

@@ -5,7 +5,7 @@ import pytest
 from fakes import engine_for, exact_match, lm_of, questions, student
 
 from plr_dspy import PLReorder
-from plr_dspy.compiling.run import MIN_COMPARED
+from plr_dspy.compiling.run import MIN_EXAMPLES_IF_SHORTENED
 
 EXAMPLES = questions(60)
 
@@ -44,7 +44,7 @@ class TestTime:
         assert calls["total"] == clock.num_calls <= seconds
         assert report.stopped == "time limit"
         assert report.comparison.num_candidates == plan.num_finalists
-        expected = max(MIN_COMPARED, share * plan.num_selection_examples)
+        expected = max(MIN_EXAMPLES_IF_SHORTENED, share * plan.num_selection_examples)
         assert report.comparison.num_examples == pytest.approx(expected, abs=1)
         assert calls["final"] == plan.num_finalists * report.comparison.num_examples
         assert 0 < calls["race"] <= share * plan.race_calls

@@ -61,7 +61,7 @@ class TestCost:
     def test_running_calls_are_reserved(self):
         budget = Budget(max_cost=10, expected_cost=1)
         assert begun(budget) == 10
-        assert budget.refused == StopReason.COST
+        assert budget.limit_reached == StopReason.COST
         budget.end({})  # The model was not called.
         assert budget.needs_one
         for _ in range(9):
@@ -104,7 +104,7 @@ class TestCost:
         budget = Budget(resumed(*[10] * 7), max_cost=100, expected_cost=10)
         assert make(budget, *[10] * 9) == 3
         assert budget.cost == 30
-        assert budget.refused == StopReason.COST
+        assert budget.limit_reached == StopReason.COST
 
     @pytest.mark.parametrize(("expected", "largest", "number"), [(None, 1, 9), (3, 3, 3)])
     def test_later_calls_may_cost_more_than_a_cheap_first_call(self, expected, largest, number):
@@ -157,9 +157,9 @@ class TestTimeAndCalls:
             clock[0] += 1.0
             number += 1
         assert number == pytest.approx(num_made, abs=3)
-        assert budget.refused == StopReason.TIME
+        assert budget.limit_reached == StopReason.TIME
         budget.reserve(0)
-        assert budget.refused is None
+        assert budget.limit_reached is None
         assert begun(budget) == 30
 
     def test_a_search_leaves_money_for_later_calls(self):
@@ -167,7 +167,7 @@ class TestTimeAndCalls:
         budget.reserve(20)
         number = make(budget, *[1] * 100)
         assert number == pytest.approx(100 - 20 * MARGIN, abs=2)
-        assert budget.refused == StopReason.COST
+        assert budget.limit_reached == StopReason.COST
         budget.reserve(0)
         assert make(budget, *[1] * 100) == 100 - number
 
@@ -175,7 +175,7 @@ class TestTimeAndCalls:
         budget = Budget(max_cost=10, max_seconds=10, expected_cost=1)
         budget.share = 0.5
         assert begun(budget) == 5
-        assert budget.refused == StopReason.COST
+        assert budget.limit_reached == StopReason.COST
         budget.share = 0.8
         clock[0] = 7.0
         assert begun(budget) == 3
@@ -185,7 +185,7 @@ class TestTimeAndCalls:
         budget = Budget(max_seconds=10, started=0.0)
         budget.share = 0.8
         assert begun(budget) == 0
-        assert budget.refused == StopReason.TIME
+        assert budget.limit_reached == StopReason.TIME
 
     def test_another_model_has_its_own_price_and_share(self, clock):
         budget = Budget(max_cost=100, max_seconds=100, expected_cost=1)
@@ -195,16 +195,16 @@ class TestTimeAndCalls:
         left = budget.estimated_calls_left
         with budget.other_model(5, share=0.1):
             assert make(budget, 5, 5, 5) == 2
-            assert budget.refused == StopReason.COST
+            assert budget.limit_reached == StopReason.COST
             clock[0] = 20.0
-        assert budget.refused is None
+        assert budget.limit_reached is None
         assert budget.cost == 30
         assert budget.largest_cost == 1
         assert left > budget.estimated_calls_left == int((100 - 31) / MARGIN)
         with budget.other_model(0, share=0.1):
             clock[0] = 61.0
             assert begun(budget) == 0
-            assert budget.refused == StopReason.TIME
+            assert budget.limit_reached == StopReason.TIME
         assert begun(budget) > 0
 
     def test_calls_left_depend_on_the_tightest_limit(self, clock):
@@ -222,6 +222,6 @@ class TestTimeAndCalls:
     def test_running_calls_count_towards_the_maximum(self):
         budget = Budget(max_calls=7)
         assert begun(budget) == 7
-        assert budget.refused == StopReason.BUDGET
+        assert budget.limit_reached == StopReason.BUDGET
         assert begun(Budget()) == 30
         assert Budget().estimated_calls_left == Budget().max_calls > 10**9
