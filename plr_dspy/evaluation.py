@@ -18,8 +18,9 @@ from plr_dspy.data.examples import Rows, as_examples
 from plr_dspy.dspy_compat import current_adapter
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.checks import check_evaluation
-from plr_dspy.labels.constant_answer import constant_score
+from plr_dspy.labels.constant_answer import best_constant
 from plr_dspy.labels.outputs import LabelOutput, label_output
+from plr_dspy.lm.plain_text_adapter import name_of_label
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_value
@@ -29,7 +30,7 @@ from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.rivals import Programs, Rival, named_programs
 from plr_dspy.programs.slots import WholeProgramSlots
 from plr_dspy.programs.splits import Examples
-from plr_dspy.report.evaluations import Evaluation, Evaluations, ProgramScore
+from plr_dspy.report.evaluations import ConstantScore, Evaluation, Evaluations, ProgramScore
 from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.causes import cause_of, fix_for
 from plr_dspy.scoring.confusion_scores import ConfusionScores
@@ -127,12 +128,21 @@ def evaluate_programs(
     answered = [examples[index] for index in indices]
     evaluations = {}
     for name, single_metric in metrics.items():
-        constant = None
-        if isinstance(label_output(runs[0].program), LabelOutput):
-            constant = constant_score(single_metric, runs[0].program, answered)
+        constant = _constant_score(single_metric, runs[0].program, answered)
         scores = _compare(name, single_metric, runs, answered, indices)
         evaluations[name] = Evaluation(scores, len(indices), len(examples) - len(indices), constant)
     return Evaluations(evaluations) if isinstance(metric, Mapping) else evaluations[""]
+
+
+def _constant_score(metric: Metric, program: dspy.Module, examples: Examples) -> ConstantScore | None:
+    """Return the score of the best constant label, or None if it is unknown or there are no labels."""
+    if not isinstance(label_output(program), LabelOutput):
+        return None
+    constant = best_constant(metric, program, examples)
+    if constant is None:
+        return None
+    [label] = constant.answer.values()
+    return ConstantScore(name_of_label(label), constant.score)
 
 
 def _checked(
@@ -148,6 +158,12 @@ def _checked(
             f"metric must be a metric or a non-empty dict; got {short_repr(metric)}: pass a metric, or a dict such as "
             '{"accuracy": metric}'
         )
+    if isinstance(metric, Mapping):
+        for name in metrics:
+            if not isinstance(name, str) or not name.strip():
+                raise UserTypeError(
+                    f"metric must be a dict with non-empty strings as names; got {name!r}: rename this metric"
+                )
     for name, program in programs.items():
         check_module(program, f"programs[{name!r}]")
     first_name, first = next(iter(programs.items()))
@@ -211,10 +227,14 @@ def _make_calls(
         log.repeat_failures()
         log.number_examples([digest(example) for example in examples])
         limits = {"num_threads": options.num_threads, "max_errors": options.max_errors}
+        called: set[str] = set()  # digests of the programs that were called
         for candidate, run in zip(slots.competing, runs, strict=True):
             run.call_program(
                 slots, candidate, log=log, on_cell=lambda: bar.update(log.num_calls - bar.n), **limits
             )
+            if run.rival.digest not in called:
+                run.warn_of_errors()
+            called.add(run.rival.digest)
 
 
 def _warn_of_identical_programs(rivals: Sequence[Rival]) -> None:
@@ -258,10 +278,13 @@ class _ProgramRun(MetricWork):
             self.models += work.models
 
     def call_program(self, slots: WholeProgramSlots, candidate: Candidate, **options: Any) -> None:
-        """Call the program on each example. Warn if model errors are scored as incorrect answers."""
+        """Call the program on each example."""
         self.records, _ = calls_on(
             slots, self, len(self.examples), candidate=candidate, called="example", **options
         )
+
+    def warn_of_errors(self) -> None:
+        """Warn if errors of the model are scored as incorrect answers."""
         unread = [record for record in self.records if record.outcome == WRONG]
         errors = [record.error for record in unread if cause_of(record.error) is not None]
         if errors:

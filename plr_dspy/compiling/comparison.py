@@ -204,7 +204,7 @@ def _measure(metric: ConfusionScores, before: Answers, after: Answers) -> _Measu
         as_it_is,
         value_before,
         value_after,
-        unseen_labels=metric.scarce_labels(both, 1),
+        unseen_labels=metric.unscored_labels(both),
         spread=draws - draws.mean(axis=0),
         spread_of_scores=draws_of_scores - draws.mean(axis=0),
         largest=high - low,

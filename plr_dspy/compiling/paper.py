@@ -5,11 +5,11 @@ from typing import Any, ClassVar
 
 from plr_dspy.compiling.choice import Outcome
 from plr_dspy.compiling.plan import Plan, ProblemSize
-from plr_dspy.compiling.run import CompileRun, FinalComparison
+from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError
 from plr_dspy.report.stop import StopReason
 from plr_dspy.scoring.evaluator import SEARCH
-from plr_dspy.scoring.observations import Observations
+from plr_dspy.scoring.observations import CallRecords, Observations
 from plr_dspy.search.space import Candidate
 
 
@@ -147,11 +147,10 @@ class PaperRun(CompileRun):
             num_compared = self.remaining_calls().num_compared
         return self.decide(self.compare(self.finalists(), num_compared))
 
-    def observations_for(self, comparison: FinalComparison) -> Observations:
+    def deciding_observations(self, records: CallRecords) -> Observations:
         """Return the calls of the comparison alone, because Algorithm 1 decides by their scores."""
-        super().observations_for(comparison)  # This sets the reference answers of a metric over a set.
         observations = Observations(self.evaluator.effective_scores)
-        observations.add(self.evaluator.known(dict.fromkeys(comparison.finalists, comparison.examples)))
+        observations.add(records)
         return observations
 
     def finalists(self) -> list[Candidate]:

@@ -46,7 +46,7 @@ def run_race(
         The winners, starting with the best entrant of each kind. The list is empty if no entrant
         has calls.
     """
-    # Score entrants without calls on as few examples as any other entrant.
+    # Score entrants without calls on as many examples as the entrant with the fewest.
     num_examples = min(filter(None, map(observations.count, entrants)), default=schedule.num_first)
     wanted = _examples_of_new(entrants, observations, schedule, num_examples, max_calls=num_calls // 2)
     num_spent = sum(map(len, wanted.values()))

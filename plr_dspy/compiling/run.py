@@ -33,7 +33,7 @@ from plr_dspy.compiling.rounds import SearchRounds
 from plr_dspy.report.schema import Evidence
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.evaluator import COMPARISON, PHASES, RACE, SEARCH, Wanted
-from plr_dspy.scoring.observations import Observations
+from plr_dspy.scoring.observations import CallRecords, Observations
 from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 MIN_EXAMPLES_IF_SHORTENED = 8
 
 # After these stops, the race and the comparison keep all of their planned calls that the limits still
-# allow: a limit left the reserved calls, or the search is complete. After any other stop, such as
-# a high enough score, the later phases are shortened in the same proportion as the search.
+# allow. After a limit, the reserved calls are left; otherwise, the search is complete. After any other
+# stop, such as a high enough score, both phases are shortened in the same proportion as the search.
 STOPS_WITHOUT_SHORTENING = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopReason.NOTHING_NEW}
 
 
@@ -212,7 +212,7 @@ class CompileRun(SearchRounds):
         and, if planned, draws from these distributions.
         """
         others = [candidate for candidate in self.best() if candidate != self.original]
-        # Include the best ordering and the best whole program, even if the estimate of one is low.
+        # Include the best candidate of each kind, even if its estimate is low.
         best = first_of_each_kind(others, self.plan.num_entrants, self.user_programs)
         if not best:
             # Only the original has scores, so the distributions have learned nothing, and their
@@ -285,10 +285,18 @@ class CompileRun(SearchRounds):
         """Choose one of the finalists, or keep the original if nothing was compared."""
         if comparison is None:
             return self.outcome()
+        finalists = comparison.finalists
+        records = self.evaluator.known(dict.fromkeys(finalists, comparison.examples))
+        # With a metric over a set, such as F1, the score of an answer depends on the answers to the
+        # other examples. From now on, these are the answers of the finalists. If they are too few,
+        # answers of the next best candidates are added.
+        self.observations.with_records(records).set_reference(
+            [*finalists, *self.best()], self.search.fitted, min_candidates=len(finalists)
+        )
         decision = compare_finalists(
-            comparison.finalists,
+            finalists,
             comparison.examples,
-            self.observations_for(comparison),
+            self.deciding_observations(records),
             self.search.model,
             min_probability=self.min_probability,
             by_score=self.decides_by_score,
@@ -297,18 +305,9 @@ class CompileRun(SearchRounds):
         )
         return self.outcome(decision)
 
-    def observations_for(self, comparison: FinalComparison) -> Observations:
-        """Return the calls on which to base the decision: those of the search and of the comparison."""
-        finalists = comparison.finalists
-        records = self.evaluator.known(dict.fromkeys(finalists, comparison.examples))
-        observations = self.observations.with_records(records)
-        # With a metric over a set, such as F1, the score of an answer depends on the answers to the
-        # other examples. From now on, these are the answers of the finalists. If they are too few,
-        # answers of the next best candidates are added.
-        observations.set_reference(
-            [*finalists, *self.best()], self.search.fitted, min_candidates=len(finalists)
-        )
-        return observations
+    def deciding_observations(self, records: CallRecords) -> Observations:
+        """Return the calls on which the decision is based, given the `records` of the comparison."""
+        return self.observations.with_records(records)
 
     def outcome(self, decision: Decision | None = None, stop: Stop | None = None) -> Outcome:
         """Return the outcome of the run. If `decision` is None, the original is kept."""

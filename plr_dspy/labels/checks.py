@@ -194,19 +194,24 @@ def _check_first_scores(
     if has_output and not _returns_outputs(program):
         return
     score_errors: list[BaseException] = []
-    for example in examples[:NUM_SCORED]:
+    complete = [example for example in examples if _is_complete(example, outputs)]
+    for example in [*examples[:NUM_SCORED], *complete[:NUM_SCORED]]:
         trial = tried(scorer(metric), example, as_answer(example, outputs))
         if trial.error is None:
             return
         check_field(trial.error, trial.example, examples, dataset=dataset)
         # A metric may return no score if an output is missing, so check only complete answers.
-        has_answer = not any(is_empty(example.get(name), annotation) for name, annotation in outputs.items())
-        if has_answer:
+        if _is_complete(example, outputs):
             if not isinstance(trial.error, (MetricError, ScoreError)):
                 return
             score_errors.append(trial.error)
     if score_errors and _returns_outputs(program):
         raise score_errors[0]
+
+
+def _is_complete(example: dspy.Example, outputs: Mapping[str, Annotation]) -> bool:
+    """Return whether an example has a value for every output."""
+    return not any(is_empty(example.get(name), annotation) for name, annotation in outputs.items())
 
 
 def _check_labels_of_set(

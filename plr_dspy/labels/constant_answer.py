@@ -4,54 +4,85 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import dspy
+import numpy as np
 
+from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.labels.trials import scorer, tried
-from plr_dspy.lm.plain_text_adapter import name_of_label
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.splits import Examples, answer_classes, value_key
-from plr_dspy.report.evaluations import ConstantScore
 
-MAX_SECONDS = 2.0  # maximum time for a metric's calls, in seconds
+MAX_SECONDS = 5.0  # maximum time for a metric's calls, in seconds
+MAX_LABELS = 2  # maximum number of labels for which a metric by example is called
 
 
-def constant_score(metric: Metric, program: dspy.Module, examples: Examples) -> ConstantScore | None:
-    """Return the score of a constant answer, or None if the metric fails, is slow, or calls a model.
+class Constant(NamedTuple):
+    """An answer that is the same for all inputs, and its score."""
 
-    The constant answer is the most frequent label. For a metric over a set, it is the label with
-    the best score.
+    answer: dict[str, Any]
+    score: float
+
+
+def best_constant(metric: Metric, program: dspy.Module, examples: Examples) -> Constant | None:
+    """Return the constant answer with the best score, of the most frequent answers.
+
+    For a metric over a set, all labels are tried, because a rare one may be the best. Return None
+    if the metric fails, is slow, or calls a model.
     """
     if isinstance(metric, SetMetric):
-        right_labels = metric.right_labels(examples)
-        labels = metric.output_labels(program, examples)
-        scores = {}
+        return _best_label(metric, program, examples)
+    constants = []
+    for answer in _frequent_answers(program, examples):
+        results = metric_results(metric, examples, [answer for _ in examples])
+        if not results:
+            return None
+        constants.append(Constant(answer, sum(results) / len(results)))
+    return max(constants, key=lambda constant: constant.score, default=None)
+
+
+def _best_label(metric: SetMetric, program: dspy.Module, examples: Examples) -> Constant | None:
+    """Return the label with the best score of a metric over a set, or None if the metric fails."""
+    right_labels = metric.right_labels(examples)
+    all_labels = metric.output_labels(program, examples)
+    constants = []
+    with contextlib.suppress(Exception, SystemExit):
         for label, _ in Counter(right_labels).most_common():
-            scores[label] = metric.score(right_labels, [label for _ in examples], labels=labels)
-        best = max(scores, key=scores.__getitem__)
-        return ConstantScore(best, scores[best])
-    answer = _most_frequent_answer(program, examples)
-    results = metric_results(metric, examples, [answer for _ in examples])
-    if not answer or not results:
-        return None
-    return ConstantScore(", ".join(map(name_of_label, answer.values())), sum(results) / len(results))
+            score = metric.score(right_labels, [label for _ in examples], labels=all_labels)
+            constants.append(Constant({str(metric.field): label}, score))
+        return max(constants, key=lambda constant: constant.score, default=None)
+    return None
 
 
-def _most_frequent_answer(program: dspy.Module, examples: Examples) -> dict[str, Any]:
+def _frequent_answers(program: dspy.Module, examples: Examples) -> list[dict[str, Any]]:
+    """Return the most frequent answers of the examples, in the types of the program's outputs."""
+    output = label_output(program)
+    if isinstance(output, LabelOutput) and output.counts(examples).any():
+        labels = list(output.labels.values())
+        most_frequent = np.argsort(-output.counts(examples), kind="stable")[:MAX_LABELS]
+        return [{output.name: labels[index]} for index in most_frequent]
+    answer = _most_frequent_row(program, examples)
+    return [answer] if answer else []
+
+
+def _most_frequent_row(program: dspy.Module, examples: Examples) -> dict[str, Any]:
     """Return the labels of the most frequent class, without fields whose values differ in the class."""
+    predictors = program.predictors()
+    all_outputs = {name for predictor in predictors for name in predictor.signature.output_fields}
     rows = [dict(example.labels().items()) for example in examples]
-    classes = answer_classes(rows, sorted({name for row in rows for name in row}))
+    columns = {name for row in rows for name in row}
+    # Ignore columns that are not outputs, such as a user's name, unless no column is an output.
+    columns = columns & all_outputs or columns
+    classes = answer_classes(rows, sorted(columns))
     most_frequent = max(classes, key=Counter(classes).__getitem__)
     same_class = [row for row, own_class in zip(rows, classes, strict=True) if own_class == most_frequent]
     answer = {}
-    for name, value in same_class[0].items():
+    for name in sorted(columns):
         if len({value_key(row.get(name)) for row in same_class}) == 1:
-            answer[name] = value
-    predictors = program.predictors()
-    all_outputs = {name for predictor in predictors for name in predictor.signature.output_fields}
+            answer[name] = same_class[0].get(name)
     outputs = list(predictors[-1].signature.output_fields)
     if len(outputs) == 1 and len(answer) == 1 and not answer.keys() & all_outputs:
         # Name the answer after the output, because the metric may compare this output with a

@@ -4,7 +4,6 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -15,7 +14,6 @@ from plr_dspy.dspy_compat import (
     Hasher,
     format_field_value,
     is_compiled,
-    parse_value,
     serialize_for_json,
 )
 from plr_dspy.errors import UserError
@@ -302,13 +300,14 @@ def make_attempts(setup: CompileSetup, teacher: ProgramEvaluator) -> list[Attemp
 
 
 def _recorded(predictor: dspy.Predict, demo: dspy.Example) -> dict[str, Any]:
-    """Return a demo's fields as JSON data, which prompts show like the original values."""
+    """Return a demo's fields as JSON data, which most prompts show like the original values."""
     fields = {}
     for name, value in demo.items():
         info = predictor.signature.fields.get(name)
         data = serialize_for_json(value)
-        if info is not None and info.annotation is str and isinstance(value, (tuple, set, frozenset)):
-            # In a field for text, DSPy shows lists in another way than tuples and sets.
+        if info is not None and info.annotation is str and isinstance(value, (list, tuple, set, frozenset)):
+            # In a field for text, DSPy shows lists in another way than tuples and sets, and their items
+            # in another way than JSON data.
             data = format_field_value(info, value)
         fields[name] = data
     return fields
@@ -319,9 +318,9 @@ def _demo(predictor: dspy.Predict, fields: Mapping[str, Any]) -> dspy.Example:
     demo = dspy.Example(fields)
     for output in label_outputs("", predictor):
         recorded = demo.get(output.name)
-        with suppress(ValueError):  # The program may have replaced the label by another value.
-            label = parse_value(recorded, output.annotation)
-            if serialize_for_json(label) == recorded:
+        for label in output.labels.values():
+            data = serialize_for_json(label)
+            if type(data) is type(recorded) and data == recorded:
                 demo[output.name] = label
     return demo
 

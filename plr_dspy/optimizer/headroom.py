@@ -238,11 +238,13 @@ def _score_levers(
         evaluator,
         len(open_compile.setup.scored_examples),
         lambda: open_compile.work.sample,
+        compares=False,
         advice=adapter_advice(),
     )
     # Score a few examples first, and raise an error if hardly any answer can be parsed.
     evaluator.table(candidates, sample[: math.ceil(ENOUGH_ANSWERS / len(candidates))])
     futility.check()
+    futility.compares = True
     num_first = max(MIN_EXAMPLES, math.ceil(ENOUGH_SCORES / len(candidates)))
     num_paired = max(num_first, math.ceil(ENOUGH_PAIRS / max(1, len(candidates) - 1)))
     for number in (num_first, num_paired, len(sample)):

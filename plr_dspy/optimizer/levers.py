@@ -172,8 +172,8 @@ def advice_without_difference(reason: str) -> str:
     """
     return (
         f"{reason[0].upper()}{reason[1:]}, so no gain can be measured: keep the program. If you did not expect this, "
-        "check that the metric compares the right fields, and check with dspy.inspect_history() that the demos reach "
-        "the model, or use a larger model."
+        "check the fields that the metric compares, and check with dspy.inspect_history() that the demos reach the "
+        "model. If all scores are low, try a larger model."
     )
 
 
@@ -227,7 +227,8 @@ class Headroom:
         num_unread: Number of the program's own replies that could not be parsed.
         num_failed: Number of the program's own calls that failed.
         no_difference: Why all gains are 0, such as "every score was 0 in 80 calls". If this is
-            given, the printed text omits the levers. Empty if scores differed.
+            given, the printed text omits the levers. Empty if scores differed, or if too few were
+            compared.
     """
 
     score: float

@@ -206,7 +206,7 @@ def _program_state(
         num_calls=len(records),
         num_failed=sum(bool(record.error) for record in records),
         num_unread=num_unread(evaluator, ordering, calibrated=calibrated),
-        num_truncated=sum(record.is_truncated is True for record in records),
+        num_truncated=sum(record.is_truncated for record in records),
     )
 
 

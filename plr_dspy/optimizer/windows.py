@@ -1,7 +1,7 @@
 """The longest prompts that a compile run may build, compared with the models' context windows."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import dspy
@@ -31,7 +31,8 @@ def _warnings(setup: CompileSetup) -> Iterator[str]:
     if not isinstance(setup.slots, WholeProgramSlots):
         extra_tokens = extra_instruction_tokens(setup)
         for name, predictor in setup.program.named_predictors():
-            tokens = _most_demo_tokens(setup, name, predictor) + max(extra_tokens.get(name, [0]))
+            pooled = _most_pooled_tokens(setup, name) + max(extra_tokens.get(name, [0]))
+            tokens = max(pooled, _own_demo_tokens(predictor), _most_retrieved_tokens(setup, name))
             yield from _warning(setup, predictor, tokens)
     for rival in setup.rivals:
         for predictor in rival.predictors:
@@ -69,25 +70,30 @@ def _warning(
         )
 
 
-def _most_demo_tokens(setup: CompileSetup, name: str, predictor: dspy.Predict) -> int:
-    """Return the largest number of tokens that the demos in a predictor's prompt may have."""
-    own_tokens = _own_demo_tokens(predictor)
+def _most_pooled_tokens(setup: CompileSetup, name: str) -> int:
+    """Return the largest number of tokens that demos from a predictor's pool may have, or 0 without a pool."""
     slots = setup.slots
     if not isinstance(slots, PoolSlots):
-        return own_tokens
-    totals = [0]
+        return 0
     for slot, (_, max_demos) in zip(slots.slots, slots.space.limits, strict=False):
         if slot.predictor == name:
-            tokens = [pooled.tokens for pooled in slot.pool]
-            totals.append(sum(heapq.nlargest(max_demos, tokens)))
-    if isinstance(slots, RetrievalSlots) and name in slots.retrieval_pools:
-        tokens = slots.retrieval_pools[name].tokens
-        totals.append(sum(heapq.nlargest(setup.options.max_demos, tokens)))
-    most = max(totals)
-    limit = setup.options.max_demo_tokens
-    if limit is not None:
-        most = min(most, limit)
-    return max(own_tokens, most)
+            return _largest_total(setup, [pooled.tokens for pooled in slot.pool], max_demos)
+    return 0
+
+
+def _most_retrieved_tokens(setup: CompileSetup, name: str) -> int:
+    """Return the largest number of tokens that retrieved demos may have, or 0 if none are retrieved."""
+    slots = setup.slots
+    if not isinstance(slots, RetrievalSlots) or name not in slots.retrieval_pools:
+        return 0
+    return _largest_total(setup, slots.retrieval_pools[name].tokens, setup.options.max_demos)
+
+
+def _largest_total(setup: CompileSetup, tokens: Sequence[int], max_demos: int) -> int:
+    """Return the largest number of tokens in `max_demos` demos that `max_demo_tokens` allows."""
+    total = sum(heapq.nlargest(max_demos, tokens))
+    limit: int | None = setup.options.max_demo_tokens
+    return total if limit is None else min(total, limit)
 
 
 def _own_demo_tokens(predictor: dspy.Predict) -> int:

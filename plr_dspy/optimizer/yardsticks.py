@@ -6,6 +6,7 @@ may be worse than a simpler method. The scores need no extra program calls.
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ import numpy as np
 from plr_dspy.compiling.choice import Decision
 from plr_dspy.compiling.comparison import paired_gain, paired_gain_by_metric
 from plr_dspy.compiling.run import CompileRun
-from plr_dspy.labels.constant_answer import constant_score, metric_results
+from plr_dspy.labels.constant_answer import best_constant, metric_results
+from plr_dspy.lm.plain_text_adapter import name_of_label
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.slots import PoolSlots
@@ -24,7 +26,7 @@ from plr_dspy.retrieval.nearest import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.scoring.confusion_scores import Answer
 from plr_dspy.scoring.observations import Observations
-from plr_dspy.search.model.ordering_model import FittedModel
+from plr_dspy.scoring.run_log import CallRecord
 from plr_dspy.search.search import mean_score
 from plr_dspy.search.space import Ordering, Scores
 
@@ -61,8 +63,10 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
         return None
     examples = set[int]().union(*(scores[ordering] for ordering in orderings))
     metric = run.evaluator.confusion_scores
-    if metric is not None and metric.scarce_labels(examples, 1):
-        return None
+    if metric is not None:
+        examples = set[int]().union(*_first_records(run, orderings))
+        if metric.unscored_labels(examples):
+            return None
     slots = setup.slots
     drawn = slots.space.draw(NUM_LONGEST, np.random.default_rng([setup.seed, 1]), longest=True)
     longest = [slots.space.with_first_choices(ordering) for ordering in drawn]
@@ -74,22 +78,35 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
         tokens = round(np.mean([slots.tokens(ordering) for ordering in longest]))
     if fitted.calibrates_answers:
         name += ", calibrated"
-    score = round(_score_at_random(run, fitted, orderings, longest), 6)
+    score = round(_score_at_random(run, decision, orderings, longest), 6)
     return Alternative(name=name, score=score, num_examples=len(examples), tokens=tokens, num_demos=num_demos)
 
 
+def _first_records(run: CompileRun, orderings: Sequence[Ordering]) -> list[dict[int, CallRecord]]:
+    """Return the first calls of each ordering, the same number for all.
+
+    The search calls good orderings more often, so with all calls, their answers would count more.
+    """
+    rows = [run.observations.records[ordering] for ordering in orderings]
+    number = min(map(len, rows))
+    return [dict(islice(row.items(), number)) for row in rows]
+
+
 def _score_at_random(
-    run: CompileRun, fitted: FittedModel, orderings: Sequence[Ordering], longest: Sequence[Ordering]
+    run: CompileRun, decision: Decision, orderings: Sequence[Ordering], longest: Sequence[Ordering]
 ) -> float:
     """Return the expected score of the `longest` orderings from the calls with random `orderings`."""
+    fitted = decision.fitted
+    assert fitted is not None
     observations = run.observations
     metric = run.evaluator.confusion_scores
     if metric is not None:
         answers: list[Answer] = []
-        for ordering in orderings:
-            labels = fitted.revised_labels(ordering)
-            answers += metric.answers(observations.records[ordering], labels).items()
-        return metric.clip(metric.value(answers) + fitted.effect_of_length(orderings, longest))
+        for ordering, records in zip(orderings, _first_records(run, orderings), strict=True):
+            answers += metric.answers(records, fitted.revised_labels(ordering)).items()
+        to_metric_scale = decision.scale_of_metric(run.original)
+        slope = to_metric_scale(1.0) - to_metric_scale(0.0)
+        return metric.clip(metric.value(answers) + slope * fitted.effect_of_length(orderings, longest))
     if run.plan.racing:
         return fitted.expected_at_random(orderings, longest)
     # All orderings are scored on the same examples, so no model is needed.
@@ -103,10 +120,12 @@ def _constant_answer(setup: CompileSetup) -> Alternative | None:
         return None
     examples = setup.scored_examples[:MAX_EXAMPLES]
     with contextlib.suppress(Exception, SystemExit):
-        constant = constant_score(setup.options.metric, setup.program, examples)
+        constant = best_constant(setup.options.metric, setup.program, examples)
         if constant is not None:
-            name = f"always answering {constant.label!r}"
-            return Alternative(name=name, score=constant.score, num_examples=len(examples))
+            names = ", ".join(repr(name_of_label(value)) for value in constant.answer.values())
+            return Alternative(
+                name=f"always answering {names}", score=constant.score, num_examples=len(examples)
+            )
     return None
 
 

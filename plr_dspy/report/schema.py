@@ -268,8 +268,8 @@ class ProgramState(Part):
         name: The program's name in `programs`, or an empty string for all other programs.
     """
 
-    # Ignore num_maybe_truncated, which versions before 25 have.
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    # Files of older versions have fields that reports no longer contain.
+    model_config = ConfigDict(extra="ignore")
 
     num_demos: int
     demo_tokens: int | None

@@ -275,14 +275,11 @@ class ConfusionScores(EffectiveScores):
                 values_with_unseen[draw] = [self._value_of(of_program) for of_program in counts]
         return values, values_with_unseen
 
-    def scarce_labels(self, examples: Iterable[int], minimum: int) -> list[str]:
-        """Return the labels that fewer than `minimum` of these examples have.
-
-        Count repeated examples once. Omit labels that no example has.
-        """
+    def unscored_labels(self, examples: Iterable[int]) -> list[str]:
+        """Return the labels that none of these examples has. Omit labels that no example at all has."""
         counts = self._is_of_label[[*set(examples)]].sum(axis=0)
-        is_scarce = (counts < minimum) & (self._num_of_label > 0)
-        return [self.labels[number] for number in np.flatnonzero(is_scarce)]
+        is_unscored = (counts == 0) & (self._num_of_label > 0)
+        return [self.labels[number] for number in np.flatnonzero(is_unscored)]
 
     def largest_change(self) -> float:
         """Return the largest difference that one answer can make to its example's score."""

@@ -50,7 +50,7 @@ class CallRecord:
     unseen_labels: tuple[int, ...] = ()  # indices of labels whose log-probabilities are upper bounds
     refused: str = ""  # why no call can return log-probabilities, or empty
     lacking: str = ""  # why this call returned no log-probabilities, or empty
-    is_truncated: bool | None = False  # whether `max_tokens` cut off a reply; older logs also have None
+    is_truncated: bool = False  # whether `max_tokens` cut off a reply
 
 
 @dataclass(frozen=True)

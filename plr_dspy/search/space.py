@@ -272,17 +272,21 @@ class OrderingSpace:
 
         For each block, draw random items. Their number is drawn from a uniform distribution or, if
         `longest` is true, is the maximum. If a draw is not allowed, items are dropped as in
-        `shortened()`. If that fails, the identity replaces the draw.
+        `shortened()`. If that fails, draw again. After `MAX_TRIES` draws, return the identity.
         """
-        orderings = []
-        for _ in range(num_draws):
+        return [self._draw_allowed(rng, longest=longest) for _ in range(num_draws)]
+
+    def _draw_allowed(self, rng: np.random.Generator, *, longest: bool) -> Ordering:
+        for _ in range(MAX_TRIES):
             blocks = []
             for size, (lower, upper) in zip(self.sizes, self.limits, strict=True):
                 items = rng.permutation(size).tolist()
                 length = upper if longest else rng.integers(lower, upper + 1)
                 blocks.append(items[:length])
-            orderings.append(self.shortened(self.canonical(blocks)) or self.identity)
-        return orderings
+            ordering = self.shortened(self.canonical(blocks))
+            if ordering is not None:
+                return ordering
+        return self.identity
 
     def moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
         """Return the ordering after a random move in one block.

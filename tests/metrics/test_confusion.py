@@ -226,7 +226,7 @@ def test_information_weights_match_the_variance_of_the_mean(counts):
 def test_answers_to_examples_with_an_unseen_label_are_unknown():
     """Both programs always answer "a". Only two of the four labels were seen."""
     confusion = ConfusionScores(plr_dspy.BalancedAccuracy(), [*"abcd"] * 10)
-    assert confusion.scarce_labels([0, 1, 4, 0], 2) == ["b", "c", "d"]
+    assert confusion.unscored_labels([0, 1, 4, 0]) == ["c", "d"]
     seen = [(example, "a", "a") for example in range(40) if example % 4 < 2]
     assert confusion.value((example, answer) for example, answer, _ in seen) == 0.5
     of_seen, draws = confusion.resampled(seen)

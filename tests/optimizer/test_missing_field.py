@@ -6,6 +6,7 @@ from every_function import RUNS
 from fakes import Program, engine_for, questions, student, using
 
 from plr_dspy import PLFewShot, PLReorder, estimate, headroom
+from plr_dspy.errors import MetricError
 
 EXAMPLES = questions(60)
 MESSAGE = r"the metric reads the field 'gold', which no example has; the columns are \['question', 'answer'\]"
@@ -69,6 +70,14 @@ def test_an_estimate_scores_a_single_answer():
         assert len(calls) == 1
         estimate(headroom, program, metric, rows)
         assert len(calls) == 2
+
+
+def test_a_metric_without_a_score_is_rejected_although_the_first_examples_have_no_answer():
+    rows = [example.copy(answer="") for example in EXAMPLES[:3]] + EXAMPLES[3:]
+    engine = engine_for(EXAMPLES)
+    with using(engine), pytest.raises(MetricError, match="metric must return a number"):
+        PLReorder(lambda example, prediction, trace=None: None).compile(student(), trainset=rows)
+    assert engine.num_calls == 0
 
 
 @pytest.mark.parametrize("name", CALLING)

@@ -244,7 +244,13 @@ class Stars(enum.Enum):
     TWO = 2
 
 
+class Color(enum.Enum):
+    RED = (255, 0, 0)
+    BLUE = (0, 0, 255)
+
+
 LABELS: dict[str, tuple[Any, Any]] = {
+    "enum of tuples": (Color, Color.BLUE),
     "enum": (Mood, Mood.BAD),
     "enum of numbers": (Stars, Stars.TWO),
     "optional enum": (Mood | None, Mood.BAD),

@@ -1,5 +1,8 @@
 """Comparisons of programs by `evaluate_programs`: scores, differences, and failed calls."""
 
+import enum
+from typing import Literal
+
 import dspy
 import numpy as np
 import pytest
@@ -78,8 +81,38 @@ def test_the_constant_answer_may_belong_to_an_earlier_predictor():
     )
     devset = [dspy.Example(text=f"text {i}", label="aab"[i % 3]).with_inputs("text") for i in range(9)]
     assert evaluated([program], exact, devset).constant.score == pytest.approx(2 / 3)
-    few = [dspy.Example(text=label, label=label).with_inputs("text") for label in "ab"]
-    assert evaluated([program], exact, few).constant is None
+
+
+class Size(enum.Enum):
+    SMALL = "small"
+    LARGE = "large"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "answer", "labels", "metric"),
+    [
+        (Literal["a", "b"], "a", ["a", "b"], exact),
+        (Literal[1, 2], 1, ["1", "2"], lambda example, prediction: int(example.label) == prediction.label),
+        (
+            Size,
+            Size.SMALL,
+            ["small", "large"],
+            lambda example, prediction: example.label == prediction.label.value,
+        ),
+    ],
+)
+def test_the_constant_answer_has_the_outputs_type_and_ignores_other_columns(
+    annotation, answer, labels, metric
+):
+    program = Program(
+        lambda self, text: dspy.Prediction(label=answer),
+        classify=dspy.Predict(dspy.Signature("text -> label").with_updated_fields("label", type_=annotation)),
+    )
+    devset = []
+    for number, label in enumerate([labels[0], *labels, labels[0]]):
+        example = dspy.Example(text=f"text {number}", label=label, user=f"user {number}")
+        devset.append(example.with_inputs("text"))
+    assert evaluated([program], metric, devset).constant.score == 0.75
 
 
 def test_an_unparsable_reply_gets_the_worst_score():

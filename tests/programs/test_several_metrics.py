@@ -130,6 +130,7 @@ def test_a_metric_that_always_fails_ends_the_calls(broken, error, calls):
     ("metric", "error", "words"),
     [
         ({}, TypeError, "metric must be a metric or a non-empty dict"),
+        ({1: exact}, TypeError, "metric must be a dict with non-empty strings as names; got 1: rename"),
         ({"a": exact, "b": 3}, TypeError, "metric must be callable"),
         ({"a": exact, "b": F1}, TypeError, "metric must be callable"),
         ({"a": exact, "b": F1("maybe")}, ValueError, "at least one example must have the label 'maybe'"),

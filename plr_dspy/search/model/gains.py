@@ -178,7 +178,7 @@ def expected_gains(
         outsider_scales: Values of k to try.
     """
     factors = _factors(outsiders, outsider_scales, num_examples)
-    # Generate the covariances one by one, because all of them together would need much memory.
+    # Generate the covariances one by one, because all of them together would take a lot of memory.
     hypotheses = (
         (scale * covariance + outsider_scale * outsiders, error_scale * noise)
         for scale, outsider_scale, error_scale in factors.T

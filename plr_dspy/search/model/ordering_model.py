@@ -206,8 +206,7 @@ class FittedModel:
         """Return each fitted ordering with its posterior mean score, best first.
 
         The process is linear, so it may predict an impossible score, such as 1.035 for a metric
-        whose only values are 0 and 1. Such scores still rank orderings, so `clip` them only to report
-        them.
+        whose only values are 0 and 1. They are still useful for ranking, so `clip` them only in reports.
         """
         means = self.process.mean
         if self.responses is not None:
@@ -275,7 +274,7 @@ class FittedModel:
 
         The gain's probabilities are those of gains above and below ``-margin``.
         """
-        # Cache the gains, because they take a tenth of a second and several parts of a report need them.
+        # Cache the gains, because they take up to a second and several parts of a report need them.
         key = (reference, margin)
         if key not in self._known_gains:
             self._known_gains[key] = self._compute_gains(reference, margin)
@@ -383,10 +382,8 @@ class FittedModel:
         `drawn` and `longest` are as in `effect_of_length()`.
         """
         estimates = dict(self.estimates())
-        with one_thread():
-            predicted = self.predict(drawn).tolist()
-        own = [estimates.get(ordering, other) for ordering, other in zip(drawn, predicted, strict=True)]
-        return self.clip(float(np.mean(own)) + self.effect_of_length(drawn, longest))
+        mean = float(np.mean([estimates[ordering] for ordering in drawn]))
+        return self.clip(mean + self.effect_of_length(drawn, longest))
 
     def effect_of_length(self, drawn: Sequence[Candidate], longest: Sequence[Candidate]) -> float:
         """Return the expected difference in mean score between the `longest` and the `drawn` orderings.
