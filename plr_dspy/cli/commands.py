@@ -6,10 +6,12 @@ This module imports no slow packages, so that --help is fast.
 import argparse
 import io
 import logging
+import math
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -148,13 +150,33 @@ def _model_name(text: str) -> str:
     return text
 
 
-def _max_tokens(text: str) -> int:
-    """Return the value of --max-tokens. Check it here, because the language model would not."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(
-            f"must be a whole number of at least 1; got {text!r}: pass a number such as 1000"
-        )
-    return int(text)
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty: pass the path of a folder")
+    return Path(text)
+
+
+def _at_least(minimum: int) -> Callable[[str], int]:
+    """Return a function that converts an argument to a whole number of at least `minimum`."""
+
+    def whole_number(text: str) -> int:
+        if not text.isdecimal() or int(text) < minimum:
+            raise argparse.ArgumentTypeError(
+                f"must be a whole number of at least {minimum}; got {text!r}: pass {minimum} or a larger number"
+            )
+        return int(text)
+
+    return whole_number
+
+
+def _amount(text: str) -> float:
+    with suppress(ValueError):
+        amount = float(text)
+        if 0 < amount < math.inf:
+            return amount
+    raise argparse.ArgumentTypeError(
+        f"must be a finite number above 0; got {text!r}: pass a number such as 1.5"
+    )
 
 
 def _new_program(text: str) -> Path:
@@ -193,12 +215,12 @@ OF_PROGRAM: Options = {
     },
     "--api-base": {"help": "address of the model's server"},
     "--api-key-env": {"help": "environment variable that contains the API key"},
-    "--max-tokens": {"type": _max_tokens, "help": "maximum number of tokens in an answer"},
+    "--max-tokens": {"type": _at_least(1), "help": "maximum number of tokens in an answer"},
     "--adapter": {
         "choices": ["chat", "json", "plain"],
         "help": "prompt format (default: chat, or plain with --lm local)",
     },
-    "--threads": {"type": int, "dest": "num_threads", "help": "maximum number of concurrent calls"},
+    "--threads": {"type": _at_least(1), "dest": "num_threads", "help": "maximum number of concurrent calls"},
 }
 OF_COMPILE: Options = {
     "--metric": {"required": True, "help": METRIC},
@@ -225,14 +247,17 @@ OF_COMPILE: Options = {
         "help": "calibrate answers before they are scored, and save a calibrated program",
     },
     "--select": {"nargs": "?", "const": "fixed", "choices": ["fixed", "auto", "retrieved"], "help": SELECT},
-    "--max-demos": {"type": int, "help": "with --select: maximum number of demos per predictor (default: 8)"},
+    "--max-demos": {
+        "type": _at_least(1),
+        "help": "with --select: maximum number of demos per predictor (default: 8)",
+    },
     "--instructions": {"nargs": "+", "metavar": "TEXT", "help": INSTRUCTIONS},
     "--prompt-model": {
         "help": "with --instructions propose: litellm name of the model that writes the instructions (default: --lm). "
         "The API key of this model is read from the provider's environment variable"
     },
     "--num-instructions": {
-        "type": int,
+        "type": _at_least(1),
         "help": "with --instructions propose: number of instructions to propose for each predictor before the search "
         "(default: 6)",
     },
@@ -243,14 +268,17 @@ OF_COMPILE: Options = {
         "FILE.py:NAME",
     },
     "--max-calls": {
-        "type": int,
+        "type": _at_least(0),
         "dest": "max_metric_calls",
         "help": "maximum number of program calls; overrides --auto",
     },
-    "--max-seconds": {"type": float, "help": "number of seconds after which no new call starts"},
-    "--max-cost": {"type": float, "help": "maximum cost in US dollars, at litellm's list prices"},
-    "--seed": {"type": int, "default": 0, "help": "random seed (default: 0)"},
-    "--log-dir": {"help": "folder that stores finished calls, so that an interrupted run can be resumed"},
+    "--max-seconds": {"type": _amount, "help": "number of seconds after which no new call starts"},
+    "--max-cost": {"type": _amount, "help": "maximum cost in US dollars, at litellm's list prices"},
+    "--seed": {"type": _at_least(0), "default": 0, "help": "random seed (default: 0)"},
+    "--log-dir": {
+        "type": _folder,
+        "help": "folder that stores finished calls, so that an interrupted run can be resumed",
+    },
     "--accept-changes": {
         "action": "store_true",
         "help": "reuse the calls in --log-dir even if code or arguments have changed. Pass this only if the logged "
@@ -284,7 +312,7 @@ OF_CHOOSE: Options = {
     **{name: OF_COMPILE[name] for name in ("--metric", *SHARED, "--accept-changes")},
     "--val": {"type": _data, "help": "more examples, used in the same way as --train"},
     "--max-calls": {
-        "type": int,
+        "type": _at_least(1),
         "dest": "max_metric_calls",
         "help": "maximum number of program calls (default: unlimited)",
     },
