@@ -296,7 +296,11 @@ def _named_object(reference: str, *, others: str = "") -> Any:
     `others` describes other valid references, and is added to error messages.
     """
     place, _, name = reference.rpartition(":")
+    if not place or not name:
+        raise UserError(f"{reference!r} names no object: pass FILE.py:NAME or MODULE:NAME{others}")
     file = Path(place).resolve() if place.endswith(".py") else None
+    if file is not None and not file.is_file():
+        raise UserError(f"file not found: {place}: pass FILE.py:NAME of an existing file{others}")
     module_name = place if file is None else file.stem
     if module_name not in sys.modules:
         sys.path.insert(0, str(Path.cwd() if file is None else file.parent))

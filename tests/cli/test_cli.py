@@ -479,7 +479,8 @@ PICKY = {"metric": "reviews_app.py:picky"}
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (compile_arguments(program="nowhere.py:program"), "No module named 'nowhere'): pass FILE.py:NAME"),
+        (compile_arguments(program="nowhere.py:program"), "file not found: nowhere.py: pass FILE.py:NAME"),
+        (compile_arguments(program="csv.py:program"), "file not found: csv.py: pass FILE.py:NAME"),
         (compile_arguments(program="nowhere:program"), "nowhere:program cannot be loaded (ModuleNotFound"),
         (
             compile_arguments(program="reviews_app.py:missing"),
@@ -487,12 +488,14 @@ PICKY = {"metric": "reviews_app.py:picky"}
         ),
         (
             compile_arguments(program="reviews_app"),
-            "reviews_app cannot be loaded (ValueError: Empty module name): pass FILE.py:NAME",
+            "'reviews_app' names no object: pass FILE.py:NAME or MODULE:NAME",
         ),
+        (compile_arguments(program="reviews_app.py"), "'reviews_app.py' names no object: pass FILE.py:NAME"),
         (
-            compile_arguments(program="reviews_app.py"),
-            "reviews_app.py cannot be loaded (ValueError: Empty module name): pass FILE.py:NAME",
+            compile_arguments(program="reviews_app.py:"),
+            "'reviews_app.py:' names no object: pass FILE.py:NAME",
         ),
+        (compile_arguments(program=":program"), "':program' names no object: pass FILE.py:NAME"),
         (
             compile_arguments(program="json.py:program"),
             "another module is also called json, so rename the file",
@@ -525,7 +528,10 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments(metric="reviews_app.py:number"), "metric"),
         (compile_arguments(metric="reviews_app.py:forgetful"), "metric must return a number"),
         (compile_arguments(metric="reviews_app.py:Sentiment"), "pass an instance of this class"),
-        (compile_arguments(metric="accuracy"), "MODULE:NAME, or f1, mcc, balanced-accuracy or f1:LABEL"),
+        (
+            compile_arguments(metric="accuracy"),
+            "'accuracy' names no object: pass FILE.py:NAME or MODULE:NAME, or f1, mcc, balanced-accuracy or f1:LABEL",
+        ),
         (
             compile_arguments(metric="balanced_accuracy"),
             "--metric: balanced_accuracy is unknown: pass balanced-accuracy",
