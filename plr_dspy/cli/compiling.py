@@ -34,6 +34,9 @@ from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.programs.copying import ProgramFactory
 
+SAVED = (".json", ".pkl")
+"""The suffixes of files that `program.save` writes. Only .json can be loaded."""
+
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
 SET_METRICS: dict[str, type[SetMetric]] = {
     "f1": F1,
@@ -172,7 +175,7 @@ def _other_programs(args: argparse.Namespace, student: dspy.Module) -> dict[str,
     for reference in args.programs:
         if reference == args.program or reference in programs:
             raise UserError(f"the programs must be distinct; got {reference!r} twice: pass each program once")
-        if Path(reference).suffix == ".json":
+        if Path(reference).suffix in SAVED:
             if not Path(reference).is_file():
                 raise UserError(
                     f"file not found: {reference}: pass the path of a program saved with program.save"

@@ -617,6 +617,8 @@ PICKY = {"metric": "reviews_app.py:picky"}
             "pass --instructions 'propose', or omit --prompt-model",
         ),
         (compile_arguments("--programs", "none.json"), "file not found: none.json"),
+        (compile_arguments("--programs", "none.pkl"), "file not found: none.pkl"),
+        (compile_arguments("--programs", "demos.pkl"), "path must end in .json; got 'demos.pkl': save the"),
         (compile_arguments("--programs", "train.csv"), "or FILE.json of a saved program"),
         (
             compile_arguments("--programs", "reviews_app.py:other"),
