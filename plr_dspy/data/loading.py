@@ -112,27 +112,41 @@ def _parquet_rows(path: Path) -> datasets.Dataset:
 
 def _csv_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a CSV file as dicts that map column names to text."""
+    lines = _csv_lines(path)
+    if not lines:
+        raise UserError(f"{path} must have at least one row; got only blank lines: pass a file with rows")
+    (_, header), *body = lines
+    columns = [name.strip() for name in header]
+    _check_columns(path, columns)
+    if not body:
+        raise UserError(f"{path} must have at least one row; got only the columns {columns}: add rows")
+    width = len(columns)
+    # Some programs end all lines with a comma. If only some lines do, a comma may be part of a text.
+    if all(len(cells) > width and not any(cells[width:]) for _, cells in body):
+        body = [(number, cells[:width]) for number, cells in body]
     rows = []
+    for number, cells in body:
+        if len(cells) != width:
+            fix = "add the missing cells" if len(cells) < width else "quote cells that contain commas"
+            raise UserError(
+                f"line {number} of {path} must have {width} cells, one for each column; got {len(cells)}: {fix}"
+            )
+        rows.append(dict(zip(columns, cells, strict=True)))
+    return rows
+
+
+def _csv_lines(path: Path) -> list[tuple[int, list[str]]]:
+    """Return the number and the cells of each line that is not blank."""
+    numbered = []
     with path.open(encoding=ENCODING, newline="") as file:
         lines = csv.reader(file, strict=True)
         try:
-            columns = [name.strip() for name in next(lines, [])]
-            _check_columns(path, columns)
             for cells in lines:
-                is_blank = len(cells) < 2 and not "".join(cells).strip()
-                if is_blank:
-                    continue
-                if len(cells) != len(columns):
-                    raise UserError(
-                        f"line {lines.line_num} of {path} must have {len(columns)} cells, one for each column; got "
-                        f"{len(cells)}: add the missing cells, or quote cells that contain commas"
-                    )
-                rows.append(dict(zip(columns, cells, strict=True)))
+                if len(cells) > 1 or "".join(cells).strip():
+                    numbered.append((lines.line_num, cells))
         except csv.Error as error:
             raise ValueError(f"line {lines.line_num}: {error}") from None
-    if not rows:
-        raise UserError(f"{path} must have at least one row; got only the columns {columns}: add rows")
-    return rows
+    return numbered
 
 
 def _check_columns(path: Path, columns: Sequence[str]) -> None:

@@ -54,6 +54,15 @@ def test_text_stays_unchanged(tmp_path, kind, cells):
     assert list(load_file(path)) == rows
 
 
+@pytest.mark.parametrize(
+    "content", ["text,label\na,b\nc,\n", "\n \ntext,label\n\na,b\nc,\n\n", "text,label\na,b,\nc,,\n"]
+)
+def test_blank_lines_and_a_comma_after_all_rows_are_ignored(tmp_path, content):
+    path = tmp_path / "rows.csv"
+    path.write_text(content)
+    assert load_file(path) == [{"text": "a", "label": "b"}, {"text": "c", "label": ""}]
+
+
 def test_json_values_keep_their_types(tmp_path):
     rows = [{"a": 1, "b": [1, "x", None]}, {"a": "1", "b": {"k": 2**70}}, {"a": None}, {"b": 1.5}]
     path = tmp_path / "rows.jsonl"
@@ -101,12 +110,18 @@ def test_files_leave_nothing_in_the_cache(tmp_path, monkeypatch, capfd):
         (
             "a.csv",
             b"text,label\n\na,b,c\n",
-            r"line 3 of .*a.csv must have 2 cells, one for each column; got 3",
+            r"line 3 of .*a.csv must have 2 cells, one for each column; got 3: quote cells that contain commas$",
         ),
         (
             "a.csv",
+            b"text,label\na, b,\nc,d\n",
+            r"line 2 of .*a.csv must have 2 cells, one for each column; got 3",
+        ),
+        ("a.csv", b"\n \n", r"a.csv must have at least one row; got only blank lines"),
+        (
+            "a.csv",
             b"text,label\na,b\nc\n",
-            r"line 3 of .*a.csv must have 2 cells, one for each column; got 1",
+            r"line 3 of .*a.csv must have 2 cells, one for each column; got 1: add the missing cells$",
         ),
         ("a.csv", b'text,label\n"a"b,c\n', r"a.csv cannot be read \(line 2: ',' expected after"),
         ("a.csv", b'text,label\n"a,b\n', r"a.csv cannot be read \(line 2: unexpected end of data\)"),
