@@ -37,9 +37,12 @@ SOURCES = {"trainset": "train", "valset": "val", "devset": "data"}
 NAMES = "|".join(OPTIONS)
 # Names that are not English words, and therefore always refer to an argument.
 CERTAIN_NAMES = "|".join(name for name in OPTIONS if "_" in name or name.endswith("set"))
-# Quoted names, and arguments in Python calls such as PLReorder(auto='light'), do not match.
+# Text that stays unchanged: quoted text, also if it is cut off with "…", and Python calls such as F1('yes').
+QUOTED = r"(?<!\w)(?P<quote>['\"`])(?:\\.|[^\\])*?(?:(?P=quote)(?!\w)|…)"
+CALL = r"\w\([^()]*\)"
 ARGUMENT = re.compile(
-    rf"(?<![\w(./'\"`-])(?:(?P<valued>{NAMES})(?P<sign>=True\b|=)|(?P<named>{CERTAIN_NAMES})(?![\w/]|\.\w))"
+    rf"{QUOTED}|{CALL}"
+    rf"|(?<![\w(./-])(?:(?P<valued>{NAMES})(?P<sign>=True\b|=)|(?P<named>{CERTAIN_NAMES})(?![\w/]|\.\w))"
 )
 ROW = re.compile(r"\b(trainset|valset|devset)\[(\d+)\]")
 
@@ -57,8 +60,14 @@ def _row(match: re.Match[str], args: argparse.Namespace) -> str:
 
 
 def _option(match: re.Match[str]) -> str:
-    """Return the option for a matched argument. Flags, such as --calibrate, lose the value True."""
-    option = OPTIONS[match["valued"] or match["named"]]
+    """Return the option for a matched argument, or other matched text unchanged.
+
+    Flags, such as --calibrate, lose the value True.
+    """
+    name = match["valued"] or match["named"]
+    if name is None:
+        return match[0]
+    option = OPTIONS[name]
     return f"{option} " if match["sign"] == "=" else option
 
 
