@@ -247,6 +247,11 @@ def _named_metric(reference: str, program: dspy.Module) -> Metric:
                 f"--metric: {reference} is unknown: pass {similar[0]}, or FILE.py:NAME of your own metric"
             )
         metric: Metric = _named_object(reference, others=f", or {', '.join(SET_METRICS)} or f1:LABEL")
+        if inspect.isclass(metric):
+            raise UserTypeError(
+                f"--metric: {reference} is a class: write metric = {metric.__name__}(...) in a file, and pass "
+                "FILE.py:metric"
+            )
         return metric
     field = getattr(label_output(program), "name", None)
     if metric_class is F1:

@@ -37,13 +37,14 @@ SOURCES = {"trainset": "train", "valset": "val", "devset": "data"}
 NAMES = "|".join(OPTIONS)
 # Names that are not English words, and therefore always refer to an argument.
 CERTAIN_NAMES = "|".join(name for name in OPTIONS if "_" in name or name.endswith("set"))
+VALUED = rf"(?P<valued>{NAMES})=(?P<value>True\b|\[[^\]]*\])?"
+# After "omit", English words also refer to an argument.
+NAMED = rf"(?P<named>{CERTAIN_NAMES}|(?<=[Oo]mit )(?:{NAMES}))(?![\w/]|\.\w)"
 # Text that stays unchanged: quoted text, also if it is cut off with "…", and Python calls such as F1('yes').
 QUOTED = r"(?<!\w)(?P<quote>['\"`])(?:\\.|[^\\])*?(?:(?P=quote)(?!\w)|…)"
 CALL = r"\w\([^()]*\)"
-ARGUMENT = re.compile(
-    rf"{QUOTED}|{CALL}"
-    rf"|(?<![\w(./-])(?:(?P<valued>{NAMES})(?P<sign>=True\b|=)|(?P<named>{CERTAIN_NAMES})(?![\w/]|\.\w))"
-)
+ARGUMENT = re.compile(rf"{QUOTED}|{CALL}|(?<![\w(./-])(?:{VALUED}|{NAMED})")
+SEPARATOR = re.compile(r"(?<=['\"]), (?=['\"])")  # between the strings in a list
 ROW = re.compile(r"\b(trainset|valset|devset)\[(\d+)\]")
 
 
@@ -62,13 +63,16 @@ def _row(match: re.Match[str], args: argparse.Namespace) -> str:
 def _option(match: re.Match[str]) -> str:
     """Return the option for a matched argument, or other matched text unchanged.
 
-    Flags, such as --calibrate, lose the value True.
+    Flags, such as --calibrate, lose the value True. Lists become arguments for the shell.
     """
     name = match["valued"] or match["named"]
     if name is None:
         return match[0]
     option = OPTIONS[name]
-    return f"{option} " if match["sign"] == "=" else option
+    if match["named"] or match["value"] == "True":
+        return option
+    items = (match["value"] or "").strip("[]")
+    return f"{option} {SEPARATOR.sub(' ', items)}"
 
 
 class OptionFormatter(logging.Formatter):

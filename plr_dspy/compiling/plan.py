@@ -160,7 +160,7 @@ def make_plan(
             lower = ", or reduce num_samples"
     if size.num_attempts:
         purpose = f"{size.num_attempts} calls that bootstrap demos, {purpose}"
-        lower = ", or pass candidates='labeled', which makes no calls to get demos"
+        lower = ", or use PLFewShot(candidates='labeled'), which makes no calls to get demos"
     fix = (
         f"got {total}: increase max_metric_calls"
         if max_metric_calls is not None

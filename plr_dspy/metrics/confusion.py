@@ -146,7 +146,10 @@ class SetMetric(ABC):
         names = [self.field] if self.field is not None else list(example.labels().keys())
         if len(names) != 1 or names[0] not in example:
             requirement = "exactly one non-input field, which holds the label"
-            fix = "pass the name of the label field, as in F1(..., field='label')"
+            fix = (
+                "pass the name of the label field, as in F1(..., field='label') (on the command line, write metric = "
+                "F1(...) in a file, and pass --metric FILE.py:metric)"
+            )
             if self.field is not None:
                 requirement = f"a label in the field {self.field!r}"
                 fix = "add this field, or pass the name of another field to the metric"

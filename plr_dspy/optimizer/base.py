@@ -286,8 +286,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Raise a ValueError if `compile` does not support the argument `programs`."""
         if not self.takes_programs:
             raise UserError(
-                f"{self.name} cannot compare programs: compile without the argument programs, then pass the result "
-                "and these programs to choose_program"
+                f"{self.name} cannot compare programs: compile without other programs, then pass the result and these "
+                "programs to choose_program (plr-dspy choose on the command line)"
             )
 
     def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
@@ -305,10 +305,12 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             warn_of_hidden_demos(program, self.student_name)
         slots = ProgramSlots(program, self._rivals)
         if not slots.slots:
+            fix = "pass at least 3 examples with the fields that the prompts show"
+            if self.num_demos is None:
+                fix = "set num_demos"
             raise UserError(
-                f"{self.student_name} must have demos to order; got no demos, and num_demos={self.num_demos} added "
-                "none: pass a program compiled by dspy.BootstrapFewShot or PLFewShot, or set num_demos and pass at "
-                "least 3 examples with the fields that the prompts show"
+                f"{self.student_name} must have demos to order; got no demos, and none were added: choose demos with "
+                f"PLFewShot (--select on the command line), pass a program that has demos, or {fix}"
             )
         original = WITHOUT_DEMOS if filled_predictors and self.chooses_by_score else slots.space.identity
         return DemoChoices(program=program, slots=slots, original=original)

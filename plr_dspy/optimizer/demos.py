@@ -186,7 +186,9 @@ class TeacherWork(MetricWork):
     If the metric has a third parameter, this parameter gets DSPy's trace.
     """
 
-    failure_advice = " of the teacher: pass another teacher, candidates='labeled', or a larger max_errors"
+    failure_advice = (
+        " of the teacher: in Python, pass another teacher, candidates='labeled', or a larger max_errors"
+    )
 
     def __init__(self, setup: CompileSetup) -> None:
         options = setup.options

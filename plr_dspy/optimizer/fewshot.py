@@ -185,7 +185,7 @@ class PLFewShot(LearningOptimizer):
             for name, default in (("prompt_model", None), ("num_instructions", NUM_INSTRUCTIONS)):
                 if getattr(self, name) != default:
                     raise UserError(
-                        f"{name} needs instructions='propose'; got instructions={self.instructions!r}: pass "
+                        f"{name} needs instructions='propose'; got {self.instructions!r}: pass "
                         f"instructions='propose', or omit {name}"
                     )
         if self.demos == "fixed" and self.embedder is not None:

@@ -67,13 +67,13 @@ class LearningOptimizer(DemoOptimizer):
         super()._check_takes_programs()
         if self.auto == "paper":
             raise UserError(
-                "auto='paper' cannot compare programs: compile without the argument programs, then pass the result "
-                "and these programs to choose_program"
+                "auto='paper' cannot compare programs: compile without other programs, then pass the result and these "
+                "programs to choose_program (plr-dspy choose on the command line)"
             )
         if self.calibrate is not False:
             raise UserError(
-                f"calibrate={self.calibrate!r} cannot be combined with the argument programs, because these programs "
-                "are compared without calibration: omit calibrate, and calibrate the returned program instead"
+                f"calibrate={self.calibrate!r} cannot be combined with other programs, because these programs are "
+                "compared without calibration: omit calibrate, and calibrate the returned program instead"
             )
 
     @property

@@ -92,7 +92,7 @@ class PLReorder(LearningOptimizer):
             argument = self._needing_logprobs
             raise UserError(
                 f"auto='paper' learns only from scores, as in the paper, but {argument} needs "
-                f"log-probabilities: omit {argument}, or pass another value for auto"
+                f"log-probabilities: omit {argument}, or pass another budget, such as auto='light'"
             )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:

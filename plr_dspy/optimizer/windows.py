@@ -14,6 +14,7 @@ from plr_dspy.programs.tokens import token_counter
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.scoring.budget import window_of
+from plr_dspy.scoring.causes import FEWER_DEMOS
 
 # Number of examples whose tokens are counted. They are the examples with the longest inputs.
 NUM_LONGEST = 5
@@ -66,7 +67,7 @@ def _warning(
         yield (
             f"prompts{program} may have up to about {tokens:,} tokens, but the context window of {model} holds only "
             f"{window:,} tokens, and calls with longer prompts count as incorrect answers: shorten the inputs of "
-            f"{name}, or pass fewer or shorter demos (PLFewShot: max_demos, max_demo_tokens)"
+            f"{name}, or {FEWER_DEMOS}"
         )
 
 

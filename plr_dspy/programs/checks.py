@@ -251,7 +251,8 @@ def _check_examples(student: dspy.Module, name: str, dataset: str, examples: Seq
         if missing:
             raise UserError(
                 f"{dataset}[{i}] must have the inputs {missing} of {name}; its inputs are {sorted(input_names)}: "
-                "rename the fields of the examples or of the program, or add the missing names to with_inputs(...)"
+                "rename the fields of the examples or of the program, or add the missing names to with_inputs(...) "
+                "(--inputs on the command line)"
             )
 
 

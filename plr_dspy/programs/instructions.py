@@ -51,8 +51,8 @@ def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[s
         if len(names) > 1:
             raise UserError(
                 "instructions must be a dict that maps predictor names to lists of strings, because the student has "
-                f"{len(names)} predictors; got {type(given).__name__}: pass instructions={{{names[0]!r}: [...]}}, with "
-                f"names from {names}"
+                f"{len(names)} predictors; got {type(given).__name__}: pass instructions='propose' or, in Python, "
+                f"PLFewShot(instructions={{{names[0]!r}: [...]}}), with names from {names}"
             )
         given = {names[0]: given}
     unknown = [name for name in given if name not in names]

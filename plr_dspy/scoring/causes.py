@@ -14,11 +14,15 @@ class Cause:
     is_fatal: bool = False  # whether every later call would fail in the same way
 
 
+FEWER_DEMOS = (
+    "use fewer or shorter demos, with PLFewShot(max_demos=..., max_demo_tokens=...) or --max-demos on the command "
+    "line"
+)
+
 CAUSES = (
     Cause(
         ("ContextWindowExceededError",),
-        "use fewer or shorter demos (PLFewShot: max_demos, max_demo_tokens), or increase the server's context length "
-        "and repeat the failed calls with accept_changes=True",
+        f"{FEWER_DEMOS}, or increase the server's context length and repeat the failed calls with accept_changes=True",
     ),
     Cause(
         ("LMAuthError", "AuthenticationError", "PermissionDeniedError"),

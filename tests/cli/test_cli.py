@@ -46,6 +46,20 @@ def other():
     return dspy.Predict("text -> sentiment")
 
 
+class Two(dspy.Module):
+    def __init__(self):
+        self.first = bare()
+        self.second = bare()
+
+    def forward(self, review):
+        self.first(review=review)
+        return self.second(review=review)
+
+
+def explaining():
+    return dspy.Predict("review -> sentiment, reason")
+
+
 def needing(argument):
     return argument
 
@@ -527,7 +541,18 @@ PICKY = {"metric": "reviews_app.py:picky"}
         ),
         (compile_arguments(metric="reviews_app.py:number"), "metric"),
         (compile_arguments(metric="reviews_app.py:forgetful"), "metric must return a number"),
-        (compile_arguments(metric="reviews_app.py:Sentiment"), "pass an instance of this class"),
+        (
+            compile_arguments(metric="reviews_app.py:Sentiment"),
+            "--metric: reviews_app.py:Sentiment is a class: write metric = Sentiment(...) in a file, and pass FILE.py:",
+        ),
+        (
+            compile_arguments("--train", "noted.csv", program="reviews_app.py:explaining", metric="f1"),
+            "(on the command line, write metric = F1(...) in a file, and pass --metric FILE.py:metric)",
+        ),
+        (
+            compile_arguments("--train", "partly.csv", program="reviews_app.py:bare"),
+            "none were added: choose demos with PLFewShot (--select on the command line), pass a program that has",
+        ),
         (
             compile_arguments(metric="accuracy"),
             "'accuracy' names no object: pass FILE.py:NAME or MODULE:NAME, or f1, mcc, balanced-accuracy or f1:LABEL",
@@ -614,7 +639,20 @@ PICKY = {"metric": "reviews_app.py:picky"}
         ),
         (
             compile_arguments("--select", "--prompt-model", "x"),
-            "pass --instructions 'propose', or omit --prompt-model",
+            "--prompt-model needs --instructions 'propose'; got None: pass --instructions 'propose', or omit --prompt",
+        ),
+        (
+            compile_arguments("--select", "--instructions", "A", "B", program="reviews_app.py:Two"),
+            "pass --instructions 'propose' or, in Python, PLFewShot(instructions={'first': [...]}), with names from",
+        ),
+        (
+            compile_arguments("--auto", "paper", "--programs", "reviews_app.py:bare"),
+            "--auto 'paper' cannot compare programs: compile without other programs, then pass the result and these "
+            "programs to choose_program (plr-dspy choose on the command line)",
+        ),
+        (
+            compile_arguments("--select", "--max-calls", "9", program="reviews_app.py:explaining"),
+            "increase --max-calls, or use PLFewShot(candidates='labeled'), which makes no calls to get demos",
         ),
         (compile_arguments("--programs", "none.json"), "file not found: none.json"),
         (compile_arguments("--programs", "none.pkl"), "file not found: none.pkl"),
@@ -629,7 +667,8 @@ PICKY = {"metric": "reviews_app.py:picky"}
             CHOOSE_OTHER,
             "row 1 of train.jsonl must have the inputs ['text'] of programs['reviews_app.py:other'];",
         ),
-        (compile_arguments("--calibrate", "--signal", "score"), "omit calibrate, or pass --signal 'auto'"),
+        (CHOOSE_OTHER, "or add the missing names to with_inputs(...) (--inputs on the command line)"),
+        (compile_arguments("--calibrate", "--signal", "score"), "omit --calibrate, or pass --signal 'auto'"),
         (
             compile_arguments("--demos", "saved.json", program="reviews_app.py:calibrated"),
             "got an uncalibrated program: pass student.program",
@@ -645,7 +684,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
             compile_arguments(*CHAT, "--signal", "logprobs", **PICKY),
             "Omit --signal 'logprobs' to search by scores",
         ),
-        (compile_arguments(*CHAT, "--calibrate", **PICKY), "Omit calibrate to search by scores"),
+        (compile_arguments(*CHAT, "--calibrate", **PICKY), "Omit --calibrate to search by scores"),
         (
             evaluate("--data", "train.jsonl", *ACCURACY, "--programs", "none.json"),
             "file not found: none.json: pass the path of a program saved with program.save",
@@ -668,6 +707,7 @@ def test_user_errors_are_reported(folder, capsys, arguments, words):
     (folder / "wide.csv").write_text("review,sentiment\nshort,\nlong, too,negative\n")
     (folder / "short.csv").write_text("review,sentiment\nshort\nlong,negative\n")
     (folder / "renamed.csv").write_text("review,label\nshort,positive\nlong,negative\n")
+    (folder / "noted.csv").write_text("review,sentiment,notes\nshort,positive,\nlong,negative,\n")
     (folder / "partly.csv").write_text("review,sentiment\nshort,positive\nlong,\n")
     (folder / "latin.csv").write_bytes("review,sentiment\ncaf\xe9,negative\n".encode("latin-1"))
     (folder / "cut.jsonl").write_bytes('\ufeff{"review": "a\u2028b"}\r\n\n{"review": '.encode())

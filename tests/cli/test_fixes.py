@@ -17,12 +17,14 @@ ARGS = argparse.Namespace(train="train.csv", val=None, data="rows.csv")
 @pytest.mark.parametrize(
     ("message", "translation"),
     [
-        ("pass inputs=['a', 'b'], or omit ['c']", "pass --inputs ['a', 'b'], or omit ['c']"),
+        ("pass inputs=['a', 'b'], or omit ['c']", "pass --inputs 'a' 'b', or omit ['c']"),
         ("devset[0] must have the inputs ['a']", "row 1 of rows.csv must have the inputs ['a']"),
         ("only more examples, in trainset or valset", "only more examples, in --train or --val"),
         ("got signal='score' and calibrate=True", "got --signal 'score' and --calibrate"),
         ("got 'seed=1…: pass signal='a', or seed=2", "got 'seed=1…: pass --signal 'a', or --seed 2"),
         ("got F1(label='a'): pass log_dir", "got F1(label='a'): pass --log-dir"),
+        ("pass inputs=[...] with the names", "pass --inputs ... with the names"),
+        ("the inputs need calibrate=True: omit calibrate", "the inputs need --calibrate: omit --calibrate"),
         ("wait, or reduce num_threads", "wait, or reduce --threads"),
         ("the signature's inputs; log_dir isn't set", "the signature's inputs; --log-dir isn't set"),
     ],

@@ -276,7 +276,12 @@ def test_strings_are_not_bools_and_bools_are_not_numbers(engine, kind, name, wro
         (PLFewShot, {}, {"min_demos": 20}, "min_demos must be at most max_demos=8"),
         (PLReorder, {}, {"auto": None}, "auto=None needs a number of program calls"),
         (PLReorder, {"signal": "score"}, {"calibrate": True}, "calibrate needs log-probabilities"),
-        (PLReorder, {"auto": "paper"}, {"calibrate": True}, "but calibrate needs .*: omit calibrate"),
+        (
+            PLReorder,
+            {"auto": "paper"},
+            {"calibrate": True},
+            "but calibrate needs .*: omit calibrate, or pass another budget, such as auto='light'",
+        ),
         (
             PLFewShot,
             {"demos": "retrieved", "calibrate": True},
@@ -318,7 +323,7 @@ def test_strings_are_not_bools_and_bools_are_not_numbers(engine, kind, name, wro
             PLFewShot,
             {},
             {"num_instructions": 3},
-            "num_instructions needs instructions='propose'; got instructions=None",
+            "num_instructions needs instructions='propose'; got None: pass instructions='propose', or omit num_",
         ),
         (
             PLFewShot,
@@ -499,7 +504,7 @@ class TestFixes:
         members = [compiled(program=member) for member in members]
         ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile(members)
         assert ensemble(question="question 50").answer
-        message = r"num_demos=None added none: pass a program compiled by dspy.Bootstrap"
+        message = r"none were added: choose demos with PLFewShot .*, or set num_demos"
         with pytest.raises(ValueError, match=message):
             compiled(optimizer(num_demos=None), student([]))
         with pytest.raises(ValueError, match="pass at least 3 examples"):

@@ -226,7 +226,7 @@ def test_answers_become_demos_if_examples_lack_output_fields(engine, candidates)
         (slot,) = optimizer.report.slots
         assert len(slot.demos) > 1
         assert all(demo[field] != "..." for demo in slot.demos)
-    message = r"PLFewShot, .*with the fields that the prompts show"
+    message = r"PLFewShot .*with the fields that the prompts show"
     with pytest.raises(ValueError, match=message):
         PLReorder(exact_match).compile(renaming, trainset=EXAMPLES)
 
