@@ -165,8 +165,8 @@ def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
 class TruncationCounter:
     """A counter of truncated replies.
 
-    Make the LM calls in a context with `caller_modules=[counter]`. DSPy appends each call to the
-    histories of its callers, unless its history is disabled. The counter serves as its own
+    Make the LM calls in a context with `caller_modules=[counter]`. DSPy appends each call to its
+    callers' histories, unless the user has disabled DSPy's history. The counter serves as its own
     history, but stores no entries.
 
     Attributes:

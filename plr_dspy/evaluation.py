@@ -227,14 +227,14 @@ def _make_calls(
         log.repeat_failures()
         log.number_examples([digest(example) for example in examples])
         limits = {"num_threads": options.num_threads, "max_errors": options.max_errors}
-        called: set[str] = set()  # digests of the programs that were called
+        seen_digests: set[str] = set()
         for candidate, run in zip(slots.competing, runs, strict=True):
             run.call_program(
                 slots, candidate, log=log, on_cell=lambda: bar.update(log.num_calls - bar.n), **limits
             )
-            if run.rival.digest not in called:
+            if run.rival.digest not in seen_digests:
                 run.warn_of_errors()
-            called.add(run.rival.digest)
+            seen_digests.add(run.rival.digest)
 
 
 def _warn_of_identical_programs(rivals: Sequence[Rival]) -> None:

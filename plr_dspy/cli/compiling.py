@@ -34,8 +34,8 @@ from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.programs.copying import ProgramFactory
 
-SAVED = (".json", ".pkl")
-"""The suffixes of files that `program.save` writes. Only .json can be loaded."""
+SAVED_SUFFIXES = (".json", ".pkl")
+"""The suffixes of files that `program.save` writes. Only .json files can be loaded."""
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
 SET_METRICS: dict[str, type[SetMetric]] = {
@@ -175,7 +175,7 @@ def _other_programs(args: argparse.Namespace, student: dspy.Module) -> dict[str,
     for reference in args.programs:
         if reference == args.program or reference in programs:
             raise UserError(f"the programs must be distinct; got {reference!r} twice: pass each program once")
-        if Path(reference).suffix in SAVED:
+        if Path(reference).suffix in SAVED_SUFFIXES:
             if not Path(reference).is_file():
                 raise UserError(
                     f"file not found: {reference}: pass the path of a program saved with program.save"
@@ -316,8 +316,12 @@ def _named_object(reference: str, *, others: str = "") -> Any:
         module = importlib.import_module(module_name)
         imported_file = str(getattr(module, "__file__", None))  # Built-in modules have no file.
         if file is not None and Path(imported_file).resolve() != file:
-            raise ImportError(f"another module is also called {module_name}, so rename the file")
+            raise UserError(
+                f"{reference} cannot be loaded, because another module is also called {module_name}: rename the file"
+            )
         return getattr(module, name)
+    except UserError:
+        raise
     except (Exception, SystemExit) as error:  # Importing and a module's __getattr__ run the user's code.
         raise UserError(
             f"{reference} cannot be loaded ({type(error).__name__}: {error}): pass FILE.py:NAME or MODULE:NAME"

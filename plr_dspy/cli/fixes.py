@@ -38,9 +38,9 @@ NAMES = "|".join(OPTIONS)
 # Names that are not English words, and therefore always refer to an argument.
 CERTAIN_NAMES = "|".join(name for name in OPTIONS if "_" in name or name.endswith("set"))
 VALUED = rf"(?P<valued>{NAMES})=(?P<value>True\b|\[[^\]]*\])?"
-# After "omit", English words also refer to an argument.
+# After "omit", even an English word, such as "programs", refers to an argument.
 NAMED = rf"(?P<named>{CERTAIN_NAMES}|(?<=[Oo]mit )(?:{NAMES}))(?![\w/]|\.\w)"
-# Text that stays unchanged: quoted text, also if it is cut off with "…", and Python calls such as F1('yes').
+# `ARGUMENT` leaves quoted text unchanged, even if it is cut off with "…", and Python calls such as F1('yes').
 QUOTED = r"(?<!\w)(?P<quote>['\"`])(?:\\.|[^\\])*?(?:(?P=quote)(?!\w)|…)"
 CALL = r"\w\([^()]*\)"
 ARGUMENT = re.compile(rf"{QUOTED}|{CALL}|(?<![\w(./-])(?:{VALUED}|{NAMED})")

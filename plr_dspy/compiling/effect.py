@@ -10,7 +10,7 @@ from plr_dspy.search.space import Candidate
 def estimate_effect(
     fitted: FittedModel, original: Candidate, chosen: Candidate, *, applied: bool
 ) -> CalibrationEffect | None:
-    """Return the estimated effect of calibration, or None if calls returned no log-probabilities.
+    """Return the estimated effect of calibration, or None if too few calls returned log-probabilities.
 
     Args:
         applied: Whether the chosen program differs from the original, even if only by

@@ -26,8 +26,8 @@ def run_race(
     """Race the entrants using successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
     First, the original and the entrants without calls are scored. Then each heat scores the remaining
-    entrants on the same number of examples, and keeps the best share of them (`KEPT_SHARE`), but at
-    least the planned winners. If a limit on time or cost interrupts a heat, the race ends.
+    entrants on the same number of examples. It keeps the best share of them (`KEPT_SHARE`), but at
+    least the planned number of winners. If a limit on time or cost interrupts a heat, the race ends.
 
     Args:
         entrants: The candidates to race, best first, without the original.
@@ -46,7 +46,7 @@ def run_race(
         The winners, starting with the best entrant of each kind. The list is empty if no entrant
         has calls.
     """
-    # Score entrants without calls on as many examples as the entrant with the fewest.
+    # Score entrants without calls on as many examples as the least-called other entrant.
     num_examples = min(filter(None, map(observations.count, entrants)), default=schedule.num_first)
     wanted = _examples_of_new(entrants, observations, schedule, num_examples, max_calls=num_calls // 2)
     num_spent = sum(map(len, wanted.values()))

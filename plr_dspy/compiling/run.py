@@ -38,8 +38,8 @@ from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
 
-# Minimum number of examples in a comparison that was shortened, unless the limits allow fewer. A
-# comparison on fewer than `MIN_EXAMPLES` is never made.
+# Minimum number of examples in a shortened comparison, unless the limits allow fewer. With fewer than
+# `MIN_EXAMPLES`, nothing is compared, unless the selection split is that small.
 MIN_EXAMPLES_IF_SHORTENED = 8
 
 # After these stops, the race and the comparison keep all of their planned calls that the limits still
@@ -94,8 +94,8 @@ class CompileRun(SearchRounds):
         # instructions that a prompt model writes after seeing examples of failures.
         plan = self.plan
         num_later = plan.race_calls + plan.comparison_calls
-        # If money or time suffices for only half of the planned calls, only half of the later calls
-        # are reserved.
+        # If money or time suffices for only a fraction of the planned calls, only this fraction of
+        # the later calls is reserved.
         self.evaluator.begin_phase(SEARCH, reserved=num_later, planned=plan.program_calls)
         while stop is None:
             candidates = self.next_candidates()
@@ -175,7 +175,7 @@ class CompileRun(SearchRounds):
         )
 
     def shortened_calls(self, share: float, num_left: int) -> RemainingCalls:
-        """Divide this share of the calls planned for the race and the comparison.
+        """Divide this share of the later calls between the race and the comparison.
 
         The comparison comes first: it keeps at least `MIN_EXAMPLES_IF_SHORTENED` examples.
         """
@@ -277,8 +277,8 @@ class CompileRun(SearchRounds):
         evaluator = self.evaluator
         allowed_by_calls = evaluator.unreserved_calls // num_finalists
         allowed_by_limits = evaluator.budget.estimated_calls_left // num_finalists
-        # The limits on money and time are estimated. If the estimate is below the minimum, try the
-        # minimum anyway: the estimate may be too low, and the budget stops any excess calls.
+        # The second number is an estimate, from the cost and time of earlier calls. If it is below the
+        # minimum, try the minimum anyway. The budget stops any excess calls.
         return min(num_examples, allowed_by_calls, max(allowed_by_limits, min_examples))
 
     def decide(self, comparison: FinalComparison | None) -> Outcome:

@@ -106,7 +106,7 @@ def _parquet_rows(path: Path) -> datasets.Dataset:
     datasets = import_datasets()
     from pyarrow import parquet
 
-    # Without `partitioning`, folder names such as "language=en" would become columns.
+    # By default, pyarrow turns folder names such as "language=en" into columns.
     return datasets.Dataset(parquet.read_table(path, partitioning=None))
 
 
@@ -121,7 +121,7 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
     if not body:
         raise UserError(f"{path} must have at least one row; got only the columns {columns}: add rows")
     width = len(columns)
-    # Some programs end all lines with a comma. If only some lines do, a comma may be part of a text.
+    # Some programs end all lines with a comma. If only some lines do, a comma may be part of the text.
     if all(len(cells) > width and not any(cells[width:]) for _, cells in body):
         body = [(number, cells[:width]) for number, cells in body]
     rows = []
@@ -183,7 +183,7 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _json_row(path: Path, number: int, line: str) -> dict[str, Any]:
-    """Return the JSON object in a line with this number."""
+    """Return the JSON object in a line. Errors state the line's number."""
     try:
         row = json.loads(line)
     except ValueError as error:

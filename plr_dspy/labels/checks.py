@@ -183,7 +183,7 @@ def check_needed_outputs(
 def _check_first_scores(
     program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], dataset: str
 ) -> None:
-    """Raise an error if no correct answer to the first examples gets a finite score.
+    """Raise an error if the metric returns no finite score for the first correct answers.
 
     If the metric reads a field that no example has, the error names the field. If examples have
     outputs, only single predictors are checked, because the fields of other programs' answers are

@@ -28,10 +28,10 @@ class Constant(NamedTuple):
 
 
 def best_constant(metric: Metric, program: dspy.Module, examples: Examples) -> Constant | None:
-    """Return the constant answer with the best score, of the most frequent answers.
+    """Return the best of the most frequent answers, if it is given to all inputs.
 
-    For a metric over a set, all labels are tried, because a rare one may be the best. Return None
-    if the metric fails, is slow, or calls a model.
+    For a metric over a set, try every label in the examples, because a rare one may be the best.
+    Return None if the examples have no answer, or if the metric fails, is slow, or calls a model.
     """
     if isinstance(metric, SetMetric):
         return _best_label(metric, program, examples)

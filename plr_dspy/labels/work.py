@@ -241,7 +241,7 @@ def label_scores(
         scores[example, label] = trial.result
         total_seconds += seconds
         num_slow += seconds > LONGEST_CALL
-        # Tolerate a slow first call, and metrics that are slow only for incorrect labels.
+        # Tolerate a slow first call, and metrics that are slow for fewer than half of the labels.
         if 2 * num_slow >= max(number, 4) or total_seconds > longest:
             return "the metric is too slow to score every label"
     if (scores == scores[:, :1]).all():

@@ -231,7 +231,7 @@ class TeacherWork(MetricWork):
             if earlier:  # As in DSPy, draw either the last call or an earlier one.
                 rng = random.Random(Hasher.hash(tuple(demos)))
                 demo = rng.choice(earlier) if rng.random() < 0.5 else demo
-            fields[name] = _recorded(predictor, demo)
+            fields[name] = _json_fields(predictor, demo)
         return CallRecord(None, value=fields)
 
 
@@ -301,15 +301,15 @@ def make_attempts(setup: CompileSetup, teacher: ProgramEvaluator) -> list[Attemp
     return attempts
 
 
-def _recorded(predictor: dspy.Predict, demo: dspy.Example) -> dict[str, Any]:
+def _json_fields(predictor: dspy.Predict, demo: dspy.Example) -> dict[str, Any]:
     """Return a demo's fields as JSON data, which most prompts show like the original values."""
     fields = {}
     for name, value in demo.items():
         info = predictor.signature.fields.get(name)
         data = serialize_for_json(value)
         if info is not None and info.annotation is str and isinstance(value, (list, tuple, set, frozenset)):
-            # In a field for text, DSPy shows lists in another way than tuples and sets, and their items
-            # in another way than JSON data.
+            # In a field for text, DSPy formats lists differently from tuples and sets. It also formats
+            # their items differently from JSON data.
             data = format_field_value(info, value)
         fields[name] = data
     return fields

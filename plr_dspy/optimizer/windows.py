@@ -49,7 +49,7 @@ def _warning(
     """Yield a warning if a predictor's longest prompt exceeds the context window.
 
     Tokens are counted with GPT-4o's tokenizer. `more_tokens` is the number of tokens in demos and
-    longer instructions. `program` is the name of a user program for the message.
+    longer instructions. `program` is empty, or a phrase that names a user's program.
     """
     model = str(getattr(model_of(predictor), "model", ""))
     window = window_of(model)

@@ -31,7 +31,7 @@ from plr_dspy.search.search import mean_score
 from plr_dspy.search.space import Ordering, Scores
 
 MIN_ORDERINGS = 3  # minimum number of scored random orderings for an estimate of their mean score
-NUM_LONGEST = 200  # number of random orderings with as many demos as possible whose mean score is estimated
+NUM_LONGEST = 200  # number of random orderings of maximum length to draw, to estimate their mean score
 MAX_EXAMPLES = 500  # maximum number of examples on which the metric is called for one score
 
 
@@ -53,8 +53,8 @@ def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict
 def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | None:
     """Return the expected score of random demos in a random order, as many as the limits allow.
 
-    Return None if the search scored fewer than `MIN_ORDERINGS` random orderings, or if a metric
-    over a set has a label without a scored example.
+    Return None if the search scored fewer than `MIN_ORDERINGS` random orderings. Also return None if
+    a metric over a set has a label without a scored example.
     """
     fitted = decision.fitted
     scores = run.observations.scores()

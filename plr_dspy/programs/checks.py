@@ -340,7 +340,8 @@ def saved_state(path: str | Path) -> dict[str, Any]:
     if path.suffix != ".json":
         raise UserError(
             f"path must end in .json; got {str(path)!r}: save the program with program.save('x.json'). If it was saved "
-            "in another way, load it with DSPy (student.load or dspy.load), and use the loaded program itself."
+            "in another way, load it with DSPy (student.load or dspy.load), and pass the loaded program (on the "
+            "command line, FILE.py:NAME)."
         )
     content = path.read_bytes()
     try:

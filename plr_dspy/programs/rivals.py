@@ -116,7 +116,7 @@ class Rival:
 def _retrieval_of(predictor: dspy.Predict) -> Any:
     """Return the settings with which a predictor retrieves its demos, or None if its demos are fixed.
 
-    A user's own attribute of this name has no `guarded`, so it is ignored.
+    Ignore a user's own attribute `retrieval`, which has no `guarded`.
     """
     retrieval = getattr(predictor, "retrieval", None)
     return retrieval if hasattr(retrieval, "guarded") else None

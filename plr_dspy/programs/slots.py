@@ -263,7 +263,7 @@ class _Block(NamedTuple):
         size: The number of items.
         limits: The minimum and maximum number of items shown.
         own: The items in the student's own prompt.
-        shortest: The minimum number of items, with the fewest tokens.
+        shortest: The items with the fewest tokens, as many as the minimum.
         num_tokens: The total number of tokens in the demos of `shortest`.
     """
 
@@ -339,7 +339,8 @@ class PoolSlots(PromptSlots):
         if not blocks:  # There are no demos, or all demos exceed the limit.
             least_tokens = min((pooled.tokens for pooled in itertools.chain(*pools.values())), default=0)
         if max_tokens is not None and least_tokens > max_tokens:
-            # The pools lack demos that exceed the limit. With a higher limit, `min_demos` may require them.
+            # `usable_pools` lacks demos that exceed the limit. With a higher limit, `min_demos` may
+            # require these demos.
             full_blocks = _blocks_of_pools(pools.values(), min_demos, max_demos)
             required_tokens = max(least_tokens, sum(block.num_tokens for block in full_blocks))
             fix = "increase max_demo_tokens"

@@ -230,8 +230,8 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int) -> str:
         needed = "trainset must contain at least two examples that no demo shows"
         numbers = f"{count(num_trainset, 'example')} ({num_usable} usable)"
     return (
-        f"{needed}; got {numbers}, without duplicates and examples that demos show: pass more examples, or fewer "
-        "demos"
+        f"{needed}; got {numbers}, because duplicates and examples that demos show cannot be used: pass more examples, "
+        "or fewer demos"
     )
 
 

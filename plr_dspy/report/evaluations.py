@@ -52,9 +52,9 @@ class Evaluation:
         programs: The programs' scores, keyed by program name.
         num_examples: Number of examples that every program answered.
         num_failed: Number of examples that were omitted because a call failed.
-        constant: The score of always answering with the most frequent label or, for a metric over
-            a set, with the label that scores best. None if the first program has no label output,
-            or if the metric cannot score predictions that contain only a label.
+        constant: The score of the same answer to all inputs: the better of the two most frequent
+            labels. For a metric over a set, it is the best label of all. None if the first program
+            has no label output, or if the metric cannot score predictions with only a label.
     """
 
     programs: Mapping[str, ProgramScore]

@@ -263,7 +263,7 @@ class ProgramState(Part):
         num_failed: Number of calls without a score.
         num_unread: Number of calls with an unparsable reply. If the program is calibrated, replies
             with label probabilities do not count, because their likeliest label is the answer.
-        num_truncated: Number of replies that were cut off at `max_tokens`. It is 0 if DSPy's history
+        num_truncated: Number of calls with a reply that was cut off at `max_tokens`. It is 0 if DSPy's history
             was disabled.
         name: The program's name in `programs`, or an empty string for all other programs.
     """
@@ -329,8 +329,8 @@ class ReportData(Part):
             not tried.
         random: Expected score of random demos, or of the same demos in a random order. None if
             unknown.
-        constant: Score of always answering with the most frequent label, or None if unknown.
-            For a metric over a set, the answer is the label that scores best.
+        constant: Score of the same answer to all inputs: the better of the two most frequent
+            labels. For a metric over a set, it is the best label of all. None if unknown.
         vote: Score of answering with the most frequent label among the `max_demos` nearest
             examples, or None if unknown.
         vote_gain: The gain of `vote` over the returned program, or None if unknown.

@@ -242,7 +242,7 @@ def _fitted_vectorizer(texts: Sequence[str]) -> Any:
     try:
         return vectorizer.fit(texts)
     except ValueError:
-        # The texts contain no words. Any vocabulary will do, because all vectors will be 0.
+        # The texts contain no words. Any vocabulary will do, because their vectors will be 0.
         return vectorizer.fit(["none"])
 
 

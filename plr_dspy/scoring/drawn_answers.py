@@ -51,8 +51,8 @@ def draw_pairs(
 def add_unseen(counts: Array, totals: Array, unseen: Sequence[int], accuracy: float) -> None:
     """Add a program's answers to examples with unseen labels, in place.
 
-    All of these labels have the same accuracy, because a program that never predicts one of them
-    may never predict any of them.
+    All of these labels have the same accuracy. A program that never predicts one of them may never
+    predict any.
 
     Args:
         counts: The drawn confusion matrix, ``[k, k + 1]``.

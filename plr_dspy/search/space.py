@@ -17,7 +17,7 @@ Ordering: TypeAlias = tuple[tuple[int, ...], ...]  # the items of each block, in
 
 # The ordering without demos. It is valid only in a space with a single block that may be empty.
 WITHOUT_DEMOS: Ordering = ((),)
-MAX_TRIES = 1_000  # maximum number of moves tried to obtain an allowed ordering
+MAX_TRIES = 1_000  # maximum number of draws or moves to try until an ordering is allowed
 
 
 @dataclass(frozen=True)

@@ -510,14 +510,8 @@ PICKY = {"metric": "reviews_app.py:picky"}
             "'reviews_app.py:' names no object: pass FILE.py:NAME",
         ),
         (compile_arguments(program=":program"), "':program' names no object: pass FILE.py:NAME"),
-        (
-            compile_arguments(program="json.py:program"),
-            "another module is also called json, so rename the file",
-        ),
-        (
-            compile_arguments(program="sys.py:program"),
-            "another module is also called sys, so rename the file",
-        ),
+        (compile_arguments(program="json.py:program"), "another module is also called json: rename the file"),
+        (compile_arguments(program="sys.py:program"), "another module is also called sys: rename the file"),
         (compile_arguments(program="reviews_app.py:number"), "program must be a DSPy module"),
         (
             compile_arguments(program="reviews_app.py:unsaveable"),

@@ -86,7 +86,7 @@ COMPILE = [
     (
         student,
         {"trainset": [EXAMPLES[-1]] * 30},
-        r"got 30 examples \(1 usable\), without duplicates and examples that demos show",
+        r"got 30 examples \(1 usable\), because duplicates and examples that demos show",
     ),
     (
         student,

@@ -1,8 +1,8 @@
 """The model that a search uses to estimate the scores of orderings and to draw from their posterior.
 
 A Gaussian process (Eq. 2 in `process.py`) models the scores of calls. If calls return log-probabilities
-of labels, `ResponseModel` predicts the scores from them, and the process models the differences y - s
-from these predictions. Otherwise, the process includes the label bias if the examples have classes.
+of labels, `ResponseModel` predicts the scores from them. The process then models the differences
+y - s from these predictions. Otherwise, it includes the label bias if the examples have classes.
 """
 
 from __future__ import annotations
@@ -205,8 +205,8 @@ class FittedModel:
     def estimates(self) -> list[ScoreEstimate]:
         """Return each fitted ordering with its posterior mean score, best first.
 
-        The process is linear, so it may predict an impossible score, such as 1.035 for a metric
-        whose only values are 0 and 1. They are still useful for ranking, so `clip` them only in reports.
+        The process is linear, so it may predict impossible scores, such as 1.035 for an accuracy.
+        These scores still rank orderings, so `clip` them only after ranking.
         """
         means = self.process.mean
         if self.responses is not None:
