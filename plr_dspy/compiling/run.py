@@ -43,8 +43,9 @@ logger = logging.getLogger(__name__)
 MIN_EXAMPLES_IF_SHORTENED = 8
 
 # After these stops, the race and the comparison keep all of their planned calls that the limits still
-# allow. After a limit, the reserved calls are left; otherwise, the search is complete. After any other
-# stop, such as a high enough score, both phases are shortened in the same proportion as the search.
+# allow. TIME, COST and BUDGET leave the reserved calls, and NOTHING_NEW means that the search is
+# complete. After any other stop, such as a high enough score, both phases are shortened in the same
+# proportion as the search.
 STOPS_WITHOUT_SHORTENING = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopReason.NOTHING_NEW}
 
 
@@ -94,8 +95,8 @@ class CompileRun(SearchRounds):
         # instructions that a prompt model writes after seeing examples of failures.
         plan = self.plan
         num_later = plan.race_calls + plan.comparison_calls
-        # If money or time suffices for only a fraction of the planned calls, only this fraction of
-        # the later calls is reserved.
+        # If money or time suffices for only half of the planned calls, only half of the later calls
+        # are reserved.
         self.evaluator.begin_phase(SEARCH, reserved=num_later, planned=plan.program_calls)
         while stop is None:
             candidates = self.next_candidates()
@@ -151,7 +152,7 @@ class CompileRun(SearchRounds):
 
     def replace_stop_by_limit(self) -> None:
         """If a limit ended the current phase, replace `stop` with this limit."""
-        limit = self.evaluator.budget.limit_reached  # None at the beginning of each phase
+        limit = self.evaluator.budget.limit_reached  # `begin_phase` resets it to None.
         if limit is not None:
             self.stop = Stop(limit)
 
@@ -182,13 +183,11 @@ class CompileRun(SearchRounds):
         plan = self.plan
         min_compared = min(MIN_EXAMPLES_IF_SHORTENED, plan.num_selection_examples)
         min_comparison = max(plan.num_finalists * min_compared, round(share * plan.comparison_calls))
-        num_race_calls = min(
-            round(share * plan.race_calls),
-            num_left - plan.comparison_calls,
-            self.evaluator.budget.estimated_calls_left - min_comparison,
-        )
+        allowed_by_share = round(share * plan.race_calls)
+        allowed_by_plan = num_left - plan.comparison_calls
+        allowed_by_limits = self.evaluator.budget.estimated_calls_left - min_comparison
         return RemainingCalls(
-            race=max(0, num_race_calls),
+            race=max(0, min(allowed_by_share, allowed_by_plan, allowed_by_limits)),
             comparison=min_comparison,
             num_compared=max(min_compared, round(share * plan.num_selection_examples)),
         )
@@ -265,8 +264,10 @@ class CompileRun(SearchRounds):
                 len(finalists),
             )
             self.replace_stop_by_limit()
-        # Compare at least the original and the best winner, on the examples that both were scored on.
-        compared = fully_scored if len(fully_scored) > 1 else finalists[:2]
+        compared = fully_scored
+        if len(fully_scored) < 2:
+            # Compare the original and the best winner on the examples that both were scored on.
+            compared = finalists[:2]
         records = self.evaluator.known(dict.fromkeys(compared, examples))
         self.evaluator.raise_if_all_failed(records, phase="the final comparison")
         common, _ = self.observations.with_records(records).table(compared, examples)
@@ -289,8 +290,9 @@ class CompileRun(SearchRounds):
         records = self.evaluator.known(dict.fromkeys(finalists, comparison.examples))
         # With a metric over a set, such as F1, the score of an answer depends on the answers to the
         # other examples. From now on, these are the answers of the finalists. If they are too few,
-        # answers of the next best candidates are added.
-        self.observations.with_records(records).set_reference(
+        # answers of the next best candidates are added. All observations share this reference.
+        all_observations = self.observations.with_records(records)
+        all_observations.set_reference(
             [*finalists, *self.best()], self.search.fitted, min_candidates=len(finalists)
         )
         decision = compare_finalists(
@@ -354,7 +356,7 @@ class CompileRun(SearchRounds):
         scores = self.scores_for_search()
         effect = None
         if self.original in scores or candidate in scores:
-            # If only one of them has scores, use it for both.
+            # If only one of them has scores, the effect is that of calibrating this one.
             before = self.original if self.original in scores else candidate
             after = candidate if candidate in scores else self.original
             effect = estimate_effect(model.fit(scores), before, after, applied=candidate != self.original)
