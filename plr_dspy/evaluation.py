@@ -139,7 +139,7 @@ def _constant_score(metric: Metric, program: dspy.Module, examples: Examples) ->
     if not isinstance(label_output(program), LabelOutput):
         return None
     constant = best_constant(metric, program, examples)
-    if constant is None:
+    if constant is None or len(constant.answer) > 1:
         return None
     [label] = constant.answer.values()
     return ConstantScore(name_of_label(label), constant.score)

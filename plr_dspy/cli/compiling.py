@@ -53,6 +53,7 @@ def run_compile(args: argparse.Namespace) -> None:
     for option, value in _selecting(args).items():
         if value is not None and not args.select:
             raise UserError(f"{option} needs --select, which is missing: pass --select, or omit {option}")
+    _check_paths(args)
     if args.out is None and not args.estimate:
         raise UserError("--out is missing: pass a file for the compiled program, or pass --estimate")
     student = _named_program(args.program)
@@ -130,6 +131,7 @@ def run_choose(args: argparse.Namespace) -> None:
     Save the report if --report is passed, and the chosen program if --out is passed. If
     --estimate is passed, only print the estimated cost.
     """
+    _check_paths(args)
     student = _named_program(args.program)
     first = _with_saved_state(student, args.demos)
     programs = {args.program: first, **_other_programs(args, student)}
@@ -189,6 +191,14 @@ def _other_programs(args: argparse.Namespace, student: dspy.Module) -> dict[str,
 def _passed(args: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
     """Return the arguments in `names`, keyed by name. Omit arguments that are None."""
     return {name: value for name, value in vars(args).items() if name in names and value is not None}
+
+
+def _check_paths(args: argparse.Namespace) -> None:
+    """Raise a UserError if --report would overwrite the program of --out."""
+    if args.out is None or args.report is None:
+        return
+    if Path(args.out).resolve() == Path(args.report).resolve():
+        raise UserError(f"--report must differ from --out; got {args.report} for both: pass another file")
 
 
 def _selecting(args: argparse.Namespace) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
     except Exception as error:  # `pyarrow` raises many types of errors.
         raise UserError(
             f"{path} cannot be read ({_reason(error)}). Pass a .csv file in UTF-8, a .parquet file, or a file with one "
-            "JSON object per line. The file must have at least one row."
+            "JSON object per line."
         ) from error
     return rows
 

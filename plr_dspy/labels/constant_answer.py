@@ -73,9 +73,13 @@ def _most_frequent_row(program: dspy.Module, examples: Examples) -> dict[str, An
     predictors = program.predictors()
     all_outputs = {name for predictor in predictors for name in predictor.signature.output_fields}
     rows = [dict(example.labels().items()) for example in examples]
-    columns = {name for row in rows for name in row}
-    # Ignore columns that are not outputs, such as a user's name, unless no column is an output.
-    columns = columns & all_outputs or columns
+    # Ignore columns that are not outputs, such as a user's name, unless no column is an output. In this
+    # case, ignore columns with the same value everywhere, such as the name of the data set.
+    columns = {name for row in rows for name in row} & all_outputs
+    if not columns:
+        columns = {
+            name for row in rows for name in row if len({value_key(own.get(name)) for own in rows}) > 1
+        }
     classes = answer_classes(rows, sorted(columns))
     most_frequent = max(classes, key=Counter(classes).__getitem__)
     same_class = [row for row, own_class in zip(rows, classes, strict=True) if own_class == most_frequent]

@@ -53,6 +53,7 @@ from plr_dspy.statistics.levers import Gain, PairedExperiment
 NUM_SETS = 4  # number of random sets of demos to score; a larger budget allows more
 NUM_ORDERS = 3  # number of random orders of one set to score; a larger budget allows more
 MIN_EXAMPLES = 10  # minimum number of examples; with fewer, most differences are due to chance
+MIN_READ_EXAMPLES = 5  # minimum number of examples before an error about unparsable replies
 TIMES_AS_MANY = 4  # factor by which the number of examples must grow to halve intervals
 
 
@@ -242,7 +243,9 @@ def _score_levers(
         advice=adapter_advice(),
     )
     # Score a few examples first, and raise an error if hardly any answer can be parsed.
-    evaluator.table(candidates, sample[: math.ceil(ENOUGH_ANSWERS / len(candidates))])
+    # A few examples may be unusually hard, so score at least `MIN_READ_EXAMPLES`.
+    num_first = max(MIN_READ_EXAMPLES, math.ceil(ENOUGH_ANSWERS / len(candidates)))
+    evaluator.table(candidates, sample[:num_first])
     futility.check()
     futility.compares = True
     num_first = max(MIN_EXAMPLES, math.ceil(ENOUGH_SCORES / len(candidates)))

@@ -28,7 +28,7 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class UpdateRule(ABC):
-    """The base class of update rules. A subclass has a `name` and defines `update`.
+    """The base class of update rules. A subclass defines `update`, and may have a `name` for reports.
 
     A subclass with attributes of its own must be a `pydantic.dataclasses.dataclass`.
 
@@ -39,7 +39,7 @@ class UpdateRule(ABC):
         weighted: Whether elites with higher scores have larger weights.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = "own"
     smoothing: float = Field(default=0.7, gt=0, le=1)
     clip: float = Field(default=20.0, gt=0)
     weighted: bool = False
@@ -240,7 +240,12 @@ def update_rule(update: str | UpdateRule) -> UpdateRule:
             raise ValueError(f"{expected}; got {update!r}")
         return rules[update]()
     if not isinstance(update, UpdateRule):
-        raise TypeError(f"{expected}; got {update!r}")
+        raise TypeError(f"{expected}; got {update!r}: pass one of these, or subclass UpdateRule")
+    if not isinstance(update.smoothing, float):
+        raise TypeError(
+            f"update must have a number as smoothing; got {update.smoothing!r}: decorate {type(update).__name__} with "
+            "pydantic.dataclasses.dataclass instead of dataclasses.dataclass"
+        )
     return update
 
 

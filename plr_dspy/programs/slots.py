@@ -343,12 +343,14 @@ class PoolSlots(PromptSlots):
             # require these demos.
             full_blocks = _blocks_of_pools(pools.values(), min_demos, max_demos)
             required_tokens = max(least_tokens, sum(block.num_tokens for block in full_blocks))
+            shortest = "the shortest demo has"
             fix = "increase max_demo_tokens"
             if min_demos:
+                shortest = f"the shortest demos with {min_demos=} have"
                 fix += ", or reduce min_demos"
             raise UserError(
-                f"max_demo_tokens must be at least {required_tokens}, because the shortest demos with {min_demos=} "
-                f"have this many tokens; got {max_tokens}: {fix}"
+                f"max_demo_tokens must be at least {required_tokens}, because {shortest} this many tokens; got "
+                f"{max_tokens}: {fix}"
             )
         blocks += [_Block(len(instructions)) for instructions in alternatives.values()]
         # The student's own prompt may exceed the limits.

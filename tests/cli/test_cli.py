@@ -579,6 +579,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
             compile_arguments("--max-tokens", "abc"),
             "--max-tokens: must be a whole number of at least 1; got 'abc': pass 1 or a larger number",
         ),
+        (compile_arguments("--report", "program.json"), "--report must differ from --out; got"),
         (compile_arguments("--threads", "0"), "--threads: must be a whole number of at least 1; got '0'"),
         (
             evaluate("--data", "train.jsonl", *ACCURACY, "--threads", "0"),

@@ -364,7 +364,7 @@ class TestCallsAndErrors:
 
     def test_unparsable_replies_end_the_measurement(self):
         engine = engine_for(questions(100), mumbles=lambda texts: True)
-        with pytest.raises(RuntimeError, match=r"24 of 24 .*Well, let me see"):
+        with pytest.raises(RuntimeError, match=r"40 of 40 .*Well, let me see"):
             measured(engine)
 
     def test_failed_calls_are_counted(self):

@@ -1,5 +1,6 @@
 """PLReorder: its results, custom update rules, and special cases."""
 
+import dataclasses
 import itertools
 from contextlib import nullcontext
 
@@ -47,6 +48,17 @@ class TestCompile:
         # The settings contain a digest in place of an object.
         assert settings.pop("pull").startswith("#")
         assert settings == {"name": "prior", "smoothing": 0.7, "clip": 20.0, "weighted": True}
+
+    def test_an_update_rule_of_the_wrong_kind_of_dataclass_is_rejected(self):
+        @dataclasses.dataclass(frozen=True, kw_only=True)
+        class Prior(UpdateRule):
+            pull: float = 0.5
+
+            def update(self, distribution, elites, weights=None):
+                return distribution
+
+        with pytest.raises(TypeError, match=r"decorate Prior with pydantic\.dataclasses\.dataclass"):
+            PLReorder(exact_match, update=Prior())
 
     @pytest.mark.parametrize(
         ("demos", "options"), [([EXAMPLES[0]] * 3, {}), (EXAMPLES[:1], {"max_metric_calls": 1})]

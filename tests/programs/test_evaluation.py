@@ -115,6 +115,22 @@ def test_the_constant_answer_has_the_outputs_type_and_ignores_other_columns(
     assert evaluated([program], metric, devset).constant.score == 0.75
 
 
+def test_the_constant_answer_may_come_from_a_column_with_another_name():
+    """The column "source", which is the same in all rows, is no answer."""
+    program = Program(
+        lambda self, text: dspy.Prediction(label="a"),
+        classify=dspy.Predict("text -> label: Literal['a', 'b']"),
+    )
+    devset = []
+    for number in range(9):
+        example = dspy.Example(text=f"text {number}", gold="aab"[number % 3], source="web")
+        devset.append(example.with_inputs("text"))
+    evaluation = evaluated(
+        [program], lambda example, prediction: example.gold == prediction.get("label"), devset
+    )
+    assert evaluation.constant.score == pytest.approx(2 / 3)
+
+
 def test_an_unparsable_reply_gets_the_worst_score():
     """Otherwise, a program could improve its score by not answering."""
     programs = {"wrong": Answering([0, 1]), "unread": Answering([], unread=[0, 1])}
