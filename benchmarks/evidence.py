@@ -36,6 +36,9 @@ LIVE_SIDES = {
     "8 random demos, calibrated": "calibrated",
     "DSPy's random search": "random search@300",
     "`MIPROv2`": "MIPROv2@300",
+    "`GEPA`": "GEPA@300",
+    "`SIMBA`": "SIMBA@300",
+    "`KNNFewShot`": "KNNFewShot",
     "`PLFewShot`": "PLFewShot@300",
     "`PLFewShot(calibrate=True)`": "PLFewShot calibrated@300",
 }
