@@ -271,7 +271,10 @@ def _better_but_uncertain(report: ReportData, comparison: Comparison) -> Iterato
     if report.returned.name and best is not None and not best.name:
         more = best.expected_gain - comparison.expected_gain
         if more > 0:
-            yield f"a result of the search is expected to score {more:.3f} more, but this is too uncertain"
+            yield (
+                f"a result of the search is expected to score {more:.3f} more than the returned program, but this is "
+                "too uncertain"
+            )
 
 
 def _uncertainty(report: ReportData, candidate: Candidate) -> str:

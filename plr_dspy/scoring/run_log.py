@@ -214,6 +214,8 @@ class RunLog:
         for number, line in enumerate(content[:num_whole].splitlines(), start=1):
             try:
                 self._read_line(json.loads(line))
+            except UserError:
+                raise
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise UserError(
                     f"line {number} of {path} cannot be read ({error}). Pass another log_dir. If the line records a "
@@ -227,7 +229,10 @@ class RunLog:
         if "call" not in content:
             version = content.get("schema_version")
             if version != SCHEMA_VERSION:
-                raise UserError(f"schema_version must be {SCHEMA_VERSION}; got {version!r}")
+                raise UserError(
+                    f"log_dir must have a call log of schema version {SCHEMA_VERSION}; got version {version!r} in "
+                    f"{self.path}, which another version of plr_dspy wrote: pass another log_dir"
+                )
             self.identity = content["identity"]
             return
         prompt, example = content.pop("call")
