@@ -147,10 +147,10 @@ class PaperRun(CompileRun):
             num_compared = self.remaining_calls().num_compared
         return self.decide(self.compare(self.finalists(), num_compared))
 
-    def deciding_observations(self, records: CallRecords) -> Observations:
+    def deciding_observations(self, all_observations: Observations, compared: CallRecords) -> Observations:
         """Return the calls of the comparison alone, because Algorithm 1 decides by their scores."""
         observations = Observations(self.evaluator.effective_scores)
-        observations.add(records)
+        observations.add(compared)
         return observations
 
     def finalists(self) -> list[Candidate]:

@@ -298,7 +298,7 @@ class CompileRun(SearchRounds):
         decision = compare_finalists(
             finalists,
             comparison.examples,
-            self.deciding_observations(records),
+            self.deciding_observations(all_observations, records),
             self.search.model,
             min_probability=self.min_probability,
             by_score=self.decides_by_score,
@@ -307,9 +307,9 @@ class CompileRun(SearchRounds):
         )
         return self.outcome(decision)
 
-    def deciding_observations(self, records: CallRecords) -> Observations:
-        """Return the calls on which the decision is based, given the `records` of the comparison."""
-        return self.observations.with_records(records)
+    def deciding_observations(self, all_observations: Observations, compared: CallRecords) -> Observations:
+        """Return the calls on which the decision is based: all calls, not only the `compared` ones."""
+        return all_observations
 
     def outcome(self, decision: Decision | None = None, stop: Stop | None = None) -> Outcome:
         """Return the outcome of the run. If `decision` is None, the original is kept."""
