@@ -324,6 +324,7 @@ def _demo(predictor: dspy.Predict, fields: Mapping[str, Any]) -> dspy.Example:
             data = serialize_for_json(label)
             if type(data) is type(recorded) and data == recorded:
                 demo[output.name] = label
+                break
     return demo
 
 
