@@ -20,7 +20,6 @@ from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.checks import check_evaluation
 from plr_dspy.labels.constant_answer import best_constant
 from plr_dspy.labels.outputs import LabelOutput, label_output
-from plr_dspy.lm.plain_text_adapter import name_of_label
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_value
@@ -139,10 +138,9 @@ def _constant_score(metric: Metric, program: dspy.Module, examples: Examples) ->
     if not isinstance(label_output(program), LabelOutput):
         return None
     constant = best_constant(metric, program, examples)
-    if constant is None or len(constant.answer) > 1:
+    if constant is None or len(constant.labels) > 1:
         return None
-    [label] = constant.answer.values()
-    return ConstantScore(name_of_label(label), constant.score)
+    return ConstantScore(constant.labels[0], constant.score)
 
 
 def _checked(

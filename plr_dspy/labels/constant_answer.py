@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dspy
@@ -11,6 +11,7 @@ import numpy as np
 
 from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.labels.trials import scorer, tried
+from plr_dspy.lm.plain_text_adapter import name_of_label
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.programs.copying import language_models
@@ -21,9 +22,9 @@ MAX_LABELS = 2  # maximum number of labels for which a metric by example is call
 
 
 class Constant(NamedTuple):
-    """An answer that is the same for all inputs, and its score."""
+    """The score of the same answer to all inputs."""
 
-    answer: dict[str, Any]
+    labels: list[str]  # the answer: a value for each output, as text
     score: float
 
 
@@ -40,7 +41,8 @@ def best_constant(metric: Metric, program: dspy.Module, examples: Examples) -> C
         results = metric_results(metric, examples, [answer for _ in examples])
         if not results:
             return None
-        constants.append(Constant(answer, sum(results) / len(results)))
+        labels = [name_of_label(value) for value in answer.values()]
+        constants.append(Constant(labels, sum(results) / len(results)))
     return max(constants, key=lambda constant: constant.score, default=None)
 
 
@@ -52,7 +54,7 @@ def _best_label(metric: SetMetric, program: dspy.Module, examples: Examples) -> 
     with contextlib.suppress(Exception, SystemExit):
         for label, _ in Counter(right_labels).most_common():
             score = metric.score(right_labels, [label for _ in examples], labels=all_labels)
-            constants.append(Constant({str(metric.field): label}, score))
+            constants.append(Constant([label], score))
         return max(constants, key=lambda constant: constant.score, default=None)
     return None
 
@@ -75,11 +77,8 @@ def _most_frequent_row(program: dspy.Module, examples: Examples) -> dict[str, An
     rows = [dict(example.labels().items()) for example in examples]
     # Ignore columns that are not outputs, such as a user's name, unless no column is an output. In this
     # case, ignore columns with the same value everywhere, such as the name of the data set.
-    columns = {name for row in rows for name in row} & all_outputs
-    if not columns:
-        columns = {
-            name for row in rows for name in row if len({value_key(own.get(name)) for own in rows}) > 1
-        }
+    names = set[str]().union(*rows)
+    columns = names & all_outputs or {name for name in names if _varies(rows, name)}
     classes = answer_classes(rows, sorted(columns))
     most_frequent = max(classes, key=Counter(classes).__getitem__)
     same_class = [row for row, own_class in zip(rows, classes, strict=True) if own_class == most_frequent]
@@ -93,6 +92,11 @@ def _most_frequent_row(program: dspy.Module, examples: Examples) -> dict[str, An
         # label that has another name.
         answer = dict(zip(outputs, answer.values(), strict=True))
     return answer
+
+
+def _varies(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Return whether a column has more than one value."""
+    return len({value_key(row.get(name)) for row in rows}) > 1
 
 
 def metric_results(metric: Metric, examples: Examples, answers: Iterable[Mapping[str, Any]]) -> list[Any]:

@@ -15,7 +15,6 @@ from plr_dspy.compiling.choice import Decision
 from plr_dspy.compiling.comparison import paired_gain, paired_gain_by_metric
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.labels.constant_answer import best_constant, metric_results
-from plr_dspy.lm.plain_text_adapter import name_of_label
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.slots import PoolSlots
@@ -122,7 +121,7 @@ def _constant_answer(setup: CompileSetup) -> Alternative | None:
     with contextlib.suppress(Exception, SystemExit):
         constant = best_constant(setup.options.metric, setup.program, examples)
         if constant is not None:
-            names = ", ".join(repr(name_of_label(value)) for value in constant.answer.values())
+            names = ", ".join(map(repr, constant.labels))
             return Alternative(
                 name=f"always answering {names}", score=constant.score, num_examples=len(examples)
             )

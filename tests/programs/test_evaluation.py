@@ -131,6 +131,20 @@ def test_the_constant_answer_may_come_from_a_column_with_another_name():
     assert evaluation.constant.score == pytest.approx(2 / 3)
 
 
+def test_there_is_no_constant_answer_without_a_column_that_varies():
+    program = Program(
+        lambda self, text: dspy.Prediction(label="a"),
+        classify=dspy.Predict("text -> label: Literal['a', 'b']"),
+    )
+    devset = []
+    for number in range(3):
+        devset.append(dspy.Example(text=f"text {number}", gold="a").with_inputs("text"))
+    evaluation = evaluated(
+        [program], lambda example, prediction: example.gold == prediction.get("label"), devset
+    )
+    assert evaluation.constant is None
+
+
 def test_an_unparsable_reply_gets_the_worst_score():
     """Otherwise, a program could improve its score by not answering."""
     programs = {"wrong": Answering([0, 1]), "unread": Answering([], unread=[0, 1])}
