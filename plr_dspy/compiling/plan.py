@@ -159,7 +159,7 @@ def make_plan(
         if _racing_plan(budget, size, searched, min_first, {**fixed, "num_samples": 1}) is not None:
             lower = ", or reduce num_samples"
     if size.num_attempts:
-        purpose = f"{size.num_attempts} calls that bootstrap demos, {purpose}"
+        purpose = f"{purpose}, and for {size.num_attempts} calls that bootstrap demos"
         lower = ", or use PLFewShot(candidates='labeled'), which makes no calls to get demos"
     fix = (
         f"got {total}: increase max_metric_calls"

@@ -87,7 +87,7 @@ def _check_names(inputs: Any) -> None:
 
 
 def _check_no_outputs(inputs: Sequence[str] | None, program: dspy.Module) -> None:
-    """Raise a ValueError if `inputs` contains an output of the program. Check only single predictors."""
+    """Raise a ValueError if the program is a single predictor and `inputs` contains an output of it."""
     if inputs is None or not is_single_step(program):
         return
     for predictor in program.predictors():

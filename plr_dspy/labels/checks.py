@@ -157,8 +157,8 @@ def check_needed_outputs(
 ) -> None:
     """Raise a ValueError if a program lacks an output that the first program has and the metric needs.
 
-    To find out what the metric needs, score correct answers to a few examples. Only single
-    predictors are checked, because other programs do not declare their outputs.
+    To find out what the metric needs, score correct answers to a few examples. Check only
+    a `dspy.Predict` or `dspy.ChainOfThought`, because other programs do not declare their outputs.
 
     Args:
         name: The program's name in messages.
@@ -186,8 +186,8 @@ def _check_first_scores(
     """Raise an error if the metric returns no finite score for the first correct answers.
 
     If the metric reads a field that no example has, the error names the field. If examples have
-    outputs, only single predictors are checked, because the fields of other programs' answers are
-    unknown.
+    outputs, check only a `dspy.Predict` or `dspy.ChainOfThought`, because the fields of other
+    programs' answers are unknown.
     """
     outputs = output_types(program)
     has_output = any(name in example for example in examples for name in outputs)

@@ -47,7 +47,7 @@ def best_constant(metric: Metric, program: dspy.Module, examples: Examples) -> C
 
 
 def _best_label(metric: SetMetric, program: dspy.Module, examples: Examples) -> Constant | None:
-    """Return the label with the best score of a metric over a set, or None if the metric fails."""
+    """Return the label that scores best as the answer to all inputs, or None if the metric fails."""
     right_labels = metric.right_labels(examples)
     all_labels = metric.output_labels(program, examples)
     constants = []

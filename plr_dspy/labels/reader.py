@@ -89,7 +89,7 @@ class _RecordedCalls(BaseCallback):  # type: ignore[misc]
         self.calls.append((instance, inputs))
 
     def remove_logprobs(self) -> None:
-        """Remove log-probabilities from histories and the memory cache, because 150 tokens take 3 MB."""
+        """Remove log-probabilities from histories and the memory cache, because those of 150 tokens take 3 MB."""
         for entry in self.history:
             entry.update(response=None, outputs=[_without_logprobs(output) for output in entry["outputs"]])
         drop_from_memory_cache(self.calls)

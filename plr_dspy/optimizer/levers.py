@@ -72,8 +72,8 @@ def changes_of(rows: Mapping[str, list[int]], num_orders: int) -> list[Change]:
             if lever == INSTRUCTION and name.startswith(INSTRUCTION):
                 changes.append(Change(name, numbers, how if base else HOW_WITHOUT_SETS, base))
             elif lever == ORDERS and name == ORDERS:
-                # The program's own demos were reordered or, if it has none, the first random set.
-                # A new order of the random set is a change on top of the random demos.
+                # This lever reorders the program's own demos. If there are none, it reorders the first
+                # random set. A new order of this set is a change on top of the random demos.
                 base_of_orders = "" if NO_DEMOS in rows else base
                 changes.append(Change(name, numbers, how, base_of_orders, min(num_orders, NUM_SEARCHED)))
             elif name == lever:

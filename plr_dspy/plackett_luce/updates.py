@@ -243,7 +243,7 @@ def update_rule(update: str | UpdateRule) -> UpdateRule:
         raise TypeError(f"{expected}; got {update!r}: pass one of these, or subclass UpdateRule")
     if not isinstance(update.smoothing, float):
         raise TypeError(
-            f"update must have a number as smoothing; got {update.smoothing!r}: decorate {type(update).__name__} with "
+            f"update.smoothing must be a float; got {update.smoothing!r}: decorate {type(update).__name__} with "
             "pydantic.dataclasses.dataclass instead of dataclasses.dataclass"
         )
     return update

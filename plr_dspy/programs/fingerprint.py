@@ -3,8 +3,10 @@
 Digests are the same in every process. They cover a function's source, defaults, closure and
 global variables, and an object's class and public attributes. Code of installed packages is
 represented by its name. Connection settings, such as keys and addresses, are omitted.
-`describe` also covers private attributes of modules. `digest_of_program` covers all private attributes and
-the addresses of model servers, because programs may differ only in these attributes or addresses.
+`describe` also covers private attributes of the user's modules, except secrets and attributes that
+calls may change. `digest_of_program` covers the private attributes of all user objects, except
+secrets. It also covers the addresses of models, except that of the default model. Programs may
+differ only in these attributes or addresses.
 """
 
 import ast

@@ -53,8 +53,8 @@ def warn_if_none_is_shown(program: dspy.Module, demos: Sequence[Any]) -> None:
         return
     missing = missing_fields(predictors[0], demos[0])
     logger.warning(
-        "the adapter shows none of the %d examples that may become demos; the first of them lacks %s. Only the "
-        "student's own demos and its answers can be shown: add the missing fields to the examples",
+        "the adapter can show none of the %d examples that may become demos, so only other demos, such as the "
+        "student's own, can be tried. Add the missing fields to the examples: the first of them lacks %s",
         len(demos),
         " and ".join(map(repr, missing)) or "a field",
     )

@@ -32,7 +32,7 @@ def wrong_answers(answers: Array, label: int) -> Array:
 def draw_pairs(
     pairs: Counter[tuple[int, int]], label: int, of_both: Array, rng: np.random.Generator, *, num_draws: int
 ) -> tuple[NDArray[np.int64], Array]:
-    """Draw bootstrap samples of two programs' pairs of answers to examples with a label.
+    """Draw bootstrap samples of the pairs of answers that two programs give to examples labeled `label`.
 
     Return how often each pair occurs in each sample, ``[draws, p]``, and the two programs' answers
     in each pair, ``[2, p, k + 1]``. The pairs include artificial pairs.

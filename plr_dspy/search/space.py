@@ -127,7 +127,8 @@ class OrderingSpace:
         object.__setattr__(self, "identity", self.canonical(identity))
         if not self.allows(self.identity):
             raise ValueError(
-                f"identity must be allowed; got {self.identity}: pass an allowed ordering, such as a shorter one"
+                f"identity must be an ordering that the function `allowed` accepts; got {self.identity}: pass such an "
+                "ordering as identity, for example a shorter one"
             )
 
     @cached_property

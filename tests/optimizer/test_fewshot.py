@@ -230,7 +230,11 @@ class TestBadInput:
 
     def test_errors_come_before_any_call(self, engine):
         for options, compiled, message in (
-            ({"max_metric_calls": 12}, {}, "at least 32 for 8 calls that bootstrap demos, a search"),
+            (
+                {"max_metric_calls": 12},
+                {},
+                "at least 32 for a search and a final comparison, and for 8 calls that bootstrap demos",
+            ),
             ({}, {"teacher": "gpt"}, "teacher must be a dspy.Module"),
             ({}, {"teacher": fakes.two_predictors()}, "teacher must have the student's predictors"),
             (
