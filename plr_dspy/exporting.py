@@ -34,7 +34,7 @@ from plr_dspy.runtime import write_atomically
 Messages: TypeAlias = list[dict[str, str]]
 Format: TypeAlias = Literal["openai", "langchain"]
 
-# Text that adapters or templates might change, such as braces, escapes and blank lines.
+# Text with parts that adapters or templates might change, such as braces, escapes and blank lines.
 AWKWARD_TEXT = ' \n{x} {{y}} {{{z}}} %s $1 \\1 "q" <b>&amp;</b> [[ ## x ## ]]\r\n\r\n\n end. \n'
 
 
@@ -43,9 +43,9 @@ class PromptInput:
     """The format in which a prompt shows an input.
 
     Attributes:
-        is_text: Whether the field's type is `str`. If so, lists are shown as numbered lines.
-            Otherwise, they are shown as JSON.
-        is_block: Whether blank lines and surrounding spaces are removed, as in
+        is_text: Whether the field's type is `str`. If so, lists of several values are shown as
+            numbered lines. Otherwise, lists are shown as JSON.
+        is_block: Whether blank lines and surrounding whitespace are removed, as in
             `PlainTextAdapter`.
         is_optional: Whether the value can be None.
         default: The text to show if no value is passed, or None if a value is required.
@@ -82,7 +82,7 @@ class ExportedPrompt:
         """Return the messages for these inputs, exactly as DSPy would send them.
 
         Raises:
-            ValueError: If an input is missing, unknown, or not text.
+            ValueError: If an input is missing or unknown, or contains an object such as an image.
         """
         unknown = [name for name in inputs if name not in self.inputs]
         if unknown:
@@ -93,7 +93,7 @@ class ExportedPrompt:
         return [{**message, "content": self._filled(message["content"], texts)} for message in self.messages]
 
     def _text_of(self, name: str, inputs: Mapping[str, Any]) -> str:
-        """Return the text of an input's value or default. Raise a ValueError if the value is missing or not text."""
+        """Return the text of an input's value or default. Raise a ValueError if it is missing or not text."""
         prompt_input = self.inputs[name]
         if name not in inputs and prompt_input.default is not None:
             return prompt_input.default
@@ -150,16 +150,17 @@ def export(program: dspy.Module, format: Format = "openai") -> dict[str, Exporte
     that DSPy would send. Model settings, such as `temperature` and `stop`, are not exported.
 
     Args:
-        program: A program whose prompts differ only in the inputs.
+        program: A program whose prompts differ only in the values of the inputs.
         format: "openai" for placeholders such as ``{{review}}``; "langchain" for messages that
             ``ChatPromptTemplate.from_messages`` accepts, with placeholders such as ``{review}``.
 
     Returns:
-        The prompts, keyed by predictor name. If the program is a single predictor, its name is "self".
+        The prompts, keyed by predictor name. If the program is a `dspy.Predict`, the key is "self".
 
     Raises:
-        TypeError: If `program` is not a `dspy.Module`.
-        ValueError: If `format` is unknown, or a prompt cannot be exported.
+        TypeError: If `program` is not a `dspy.Module`, or the configured adapter is not an adapter.
+        ValueError: If `format` is unknown, the program has no predictors, or a prompt cannot be
+            exported.
     """
     check_module(program, "program", fix="pass the program to export")
     if format not in get_args(Format):
@@ -185,7 +186,7 @@ def _named_predictors(program: dspy.Module) -> dict[str, dspy.Predict]:
 
 
 def _check_prompts_are_fixed(program: dspy.Module) -> None:
-    """Raise a ValueError if a part of the program adapts its prompt to the input, or changes answers."""
+    """Raise a ValueError if a part of the program may adapt its prompt to the input, or changes answers."""
     for path, part in program.named_sub_modules():
         name = path.replace("self", "program", 1)
         if isinstance(part, CalibratedProgram):
@@ -238,7 +239,10 @@ def _exported(name: str, predictor: dspy.Predict, format: Format) -> ExportedPro
 
 
 def _template(content: str, marks: Mapping[str, str], format: Format) -> str:
-    """Return a message's content with a placeholder for each mark, the unique value sent for an input."""
+    """Return a message's content with placeholders in place of the marks.
+
+    `marks` contains the unique value that was sent for each input.
+    """
     template = content
     if format == "langchain":
         template = content.replace("{", "{{").replace("}", "}}")
@@ -291,7 +295,7 @@ def _matching_input(
     adapter = current_adapter()
     raise UserError(
         f"{type(adapter).__name__} writes input {field_name!r} of predictor {name!r} in a way that a template cannot "
-        "reproduce: use dspy.ChatAdapter, or call the DSPy program instead"
+        "reproduce: use another adapter, or call the DSPy program instead"
     )
 
 

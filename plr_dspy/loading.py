@@ -39,8 +39,8 @@ def load_program(
     Args:
         student: A new instance of the program that was compiled. The student is not modified.
         path: The JSON file. Pickles are not loaded, because they can run any code.
-        allow_unsafe_lm_state: Whether to use the language models' endpoints that the file
-            contains, as in ``dspy.Module.load``.
+        allow_unsafe_lm_state: Whether to use the LM endpoints and custom LM classes that the file
+            names, as in ``dspy.Module.load``.
         embedder: The embedder of a program that retrieves demos. Loading does not call it.
 
     Returns:
@@ -74,7 +74,7 @@ def load_program(
         raise UserError(
             f"{path} cannot be loaded into the student ({type(error).__name__}: {error}). The file has the entries "
             f"{sorted(state)}. Create the student in the same way as the saved program. DSPy does not save compiled "
-            "modules, so set their _compiled to False before you save the program."
+            "sub-modules, so set their _compiled to False before you save the program."
         ) from error
     for name, predictor in program.named_predictors():
         _check_fields(path, predictor, saved_fields[name])
@@ -122,7 +122,7 @@ def _check_fields_of_all(path: str | Path, student: dspy.Module, state: Mapping[
 def _check_fields(
     path: str | Path, predictor: dspy.Predict, saved_fields: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Raise a ValueError if the fields of a saved predictor differ from the student's fields."""
+    """Raise a ValueError if the fields of a saved predictor cannot be the fields of `predictor`."""
     fields = predictor.signature.fields
     # DSPy saves descriptions, but not field names.
     saved = [field["description"] for field in saved_fields]

@@ -51,17 +51,19 @@ OverSet = Annotated[SkipValidation[SetMetric], AfterValidator(check_over_set)]
 class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     """An optimizer that divides each label's probability by the label's mean probability on trainset inputs.
 
-    The student needs an output that is a Literal, an enum or a bool. The student's LM must return
-    log-probabilities, as OpenAI's chat models, vLLM and llama.cpp do.
+    The quotients are weighted by the labels' target shares (see `prior`). The student needs an
+    output that is a Literal, an enum or a bool. The student's LM must return log-probabilities, as
+    OpenAI's chat models, vLLM and llama.cpp do.
 
     Source: H. Zhou et al., arXiv:2309.17249.
 
     Args:
         num_inputs: Maximum number of examples on which to call the program. Without `metric`,
-            the sample is stratified by label. With `metric`, all labels are sampled equally
-            often, and weights restore the labels' shares.
+            the sample is stratified by label. With `metric`, labels are sampled as evenly as
+            possible, and weights restore the labels' frequencies.
         prior: Expected share of each label among the correct answers. By default, the shares
-            are chosen by cross-validation if examples have labels, and are equal otherwise.
+            are chosen by cross-validation if at least two examples have labels. Otherwise, they
+            are equal.
         metric: Metric over a set, such as ``F1("positive")``, to maximize instead of
             accuracy. It requires labeled examples and ``prior=None``. The metric of an earlier
             search is not used automatically, so pass it again.
@@ -71,7 +73,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         num_threads, max_errors, display_progress: As in `PLReorder`.
 
     Attributes:
-        report: The `CalibrationReport` from the last call to `compile`, or None before the first call.
+        report: The `CalibrationReport` from the last call to `compile`. None if there was no call
+            or the call failed.
     """
 
     num_inputs: Annotated[WholeNumber, Field(ge=2)] = 64
@@ -111,8 +114,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
         Returns:
             The calibrated program. Its attribute ``calibration_report`` holds the report as
-            plain data. If no calibration improves the answers, the program's `calibration` is
-            None.
+            plain data. If labels are used and no calibration scores higher than the student's
+            own answers, the program's `calibration` is None.
 
         Raises:
             NoProbabilities: If fewer than two replies have label probabilities.
@@ -166,7 +169,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     def _usable(
         self, student: dspy.Module, output: LabelOutput, trainset: Examples
     ) -> tuple[list[dspy.Example], bool]:
-        """Return the examples on which to call the program, and whether to use their labels.
+        """Return the examples from which to draw inputs, and whether to use the examples' labels.
 
         The examples have distinct inputs and are not demos. If labels are used, unlabeled
         examples are omitted.
@@ -184,7 +187,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
                 )
             if self.metric.field not in (None, output.name):
                 raise UserError(
-                    f"metric must compare the field {output.name!r}, which is calibrated; got {self.metric!r}: pass a "
+                    f"metric must compare the calibrated field {output.name!r}; got {self.metric!r}: pass a "
                     f"metric with field={output.name!r}"
                 )
             self.metric.check(labeled)
@@ -233,7 +236,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         weights_of_read = weights[replies.inputs]
         weights_of_completed = weights[replies.completed]
         correct = output.numbers(examples)[replies.completed]
-        # Fit calibrations to inputs with label probabilities, but score all inputs whose calls completed.
+        # Fit calibrations to inputs with label probabilities, but score the answers to all completed inputs.
         answers = {AS_IT_IS: replies.answers}
         calibrations: dict[str, Calibration | None] = {AS_IT_IS: None}
         for shares in likely_shares(label_counts, between=self.metric is not None):
@@ -316,15 +319,15 @@ class LabelReplies:
     def answers_with(self, read_answers: Indices) -> Indices:
         """Return the answers to all completed inputs, ``[c]``.
 
-        `read_answers` replaces the answers to inputs with label probabilities, ``[n]``. A
-        calibrated program also keeps its own answers to all other inputs.
+        `read_answers`, ``[n]``, are the new answers to inputs with label probabilities. For all
+        other inputs, the program's own answers are kept, as in a calibrated program.
         """
         answers = self.answers.copy()
         answers[np.searchsorted(self.completed, self.inputs)] = read_answers
         return answers
 
     def calibrated_to(self, shares: Array | None = None, *, weights: ArrayLike = 1.0) -> Calibration:
-        """Return the batch calibration to the target label shares, ``[L]``. None means equal shares."""
+        """Return the calibration whose target label shares are `shares`, ``[L]``. None means equal shares."""
         if shares is None:
             shares = np.full(len(self.labels), 1.0 / len(self.labels))
         offsets = batch_offsets(self.log_probabilities, prior=shares, unseen=self.unseen, weights=weights)
@@ -395,13 +398,13 @@ def _label_index(record: CallRecord, labels: Sequence[str]) -> int:
 
 def _no_probabilities(num_read: int, num_replies: int) -> NoProbabilities:
     return NoProbabilities(
-        f"{PURPOSE} needs at least 2 replies with a label among the likeliest tokens; got {num_read} of {num_replies} "
-        "replies. Add demos, or use another model or adapter (PlainTextAdapter for small and base models)."
+        f"{PURPOSE} needs at least 2 replies with a label among the likeliest tokens; got {num_read} from "
+        f"{num_replies} calls. Add demos, or use another model or adapter (PlainTextAdapter for small and base models)."
     )
 
 
 def _metric_of_search(student: dspy.Module) -> str:
-    """Return the name of the metric over a set used to compile a program, or an empty string."""
+    """Return the repr of the metric over a set that the student was compiled with, or an empty string."""
     report = getattr(student, "reorder_report", None)
     if not isinstance(report, Mapping):
         return ""
@@ -414,8 +417,9 @@ def _why_unlabeled(
 ) -> tuple[str, str]:
     """Return two parts of a message: the reason for missing labels, and the fix.
 
-    The reason may be empty. Both parts are empty if no label is missing. They are also empty if
-    unlabeled examples have only inputs, because their labels seem to be omitted on purpose.
+    The reason may be empty. Both parts are empty if no label is missing. They are also empty if no
+    example has the output's field and the unlabeled examples have only inputs. The labels then
+    seem to be omitted on purpose.
     """
     if not unlabeled:
         return "", ""

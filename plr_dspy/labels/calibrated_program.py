@@ -44,7 +44,7 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
             )
     if any(PROBABILITIES in other.signature.output_fields for other in predictors.values()):
         raise UserError(
-            f"calibration adds a field {PROBABILITIES!r}, but the program already has this output: rename it"
+            f"calibration adds the field {PROBABILITIES!r}, but the program already has it: rename this output"
         )
     return output
 
@@ -83,7 +83,7 @@ class CalibratedProgram(dspy.Module):
                 "BatchCalibration optimizer, or omit calibration"
             )
         self.program = ProgramFactory(program).build({})
-        set_compiled(self.program, False)  # Otherwise, DSPy would not save this program.
+        set_compiled(self.program, False)  # Otherwise, DSPy would not save the wrapped program.
         self._set(calibration, predictor)
 
     def forward(self, *args: Value, **inputs: Value) -> Value:

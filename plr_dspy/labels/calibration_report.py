@@ -20,9 +20,9 @@ class CalibrationReport:
         num_examples: Number of examples in the trainset.
         num_inputs: Number of inputs whose replies had label probabilities.
         program_calls, num_failed: Number of program calls, and number of calls that failed.
-        scores: The accuracy or metric value of each strategy, keyed by its name. The names are
-            "as it is" (uncalibrated), "calibrated to ..." with label shares, and the best constant
-            answer, such as "always 'yes'". Empty if the examples' labels were not used.
+        scores: Accuracy or metric value, keyed by strategy. The strategies are "as it is"
+            (uncalibrated), "calibrated to ..." with label shares, and the best constant answer,
+            such as "always 'yes'". Empty if the examples' labels were not used.
         chosen: The best strategy apart from the constant answer, or None if `scores` is empty.
         gain_interval: 95% confidence interval for the chosen strategy's gain in accuracy over
             "as it is", or None if accuracies were not compared.

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 # distinct values to examples exceeds MAX_DISTINCT.
 MAX_DISTINCT = 0.5
 MIN_REPEATING = 10
-NUM_SCORED = 3  # maximum number of examples whose correct answers are scored before any call
+NUM_SCORED = 3  # number of first examples, and of first complete examples, to score before any call
 NUM_TRIED = 3  # maximum number of incomplete examples on which a metric is tried before any call
 NAMES_OF_CLASSES = (
     "to get class names from a ClassLabel column, pass the data set itself or as_examples(dataset, program)"
@@ -49,8 +49,8 @@ def check_answers(
 ) -> None:
     """Raise a ValueError if no answer of the program can be correct.
 
-    No answer can be correct if no example has one of the output's labels, and the metric gives
-    every label the same score.
+    This is the case if examples have values of the output, none of these values is a label, and
+    the metric gives every label the same score.
 
     Args:
         name: The examples' name in messages.
@@ -157,8 +157,9 @@ def check_needed_outputs(
 ) -> None:
     """Raise a ValueError if a program lacks an output that the first program has and the metric needs.
 
-    To find out what the metric needs, score correct answers to a few examples. Check only
-    a `dspy.Predict` or `dspy.ChainOfThought`, because other programs do not declare their outputs.
+    To find out what the metric needs, score correct answers to a few examples. Do nothing unless
+    both programs are a `dspy.Predict` or `dspy.ChainOfThought`, because other programs do not
+    declare their outputs.
 
     Args:
         name: The program's name in messages.
@@ -183,7 +184,7 @@ def check_needed_outputs(
 def _check_first_scores(
     program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], dataset: str
 ) -> None:
-    """Raise an error if the metric returns no finite score for the first correct answers.
+    """Raise an error if the metric returns no finite score for any of the first correct answers.
 
     If the metric reads a field that no example has, the error names the field. If examples have
     outputs, check only a `dspy.Predict` or `dspy.ChainOfThought`, because the fields of other
@@ -232,7 +233,7 @@ def _check_labels_of_set(
         if metric.field is not None:
             fix += ", and pass that name to the metric as the argument field"
         raise UserError(
-            f"metric: {metric!r} compares the field {field!r} of each answer with the field of the example, but the "
+            f"{metric!r} compares the field {field!r} of each answer with the same field of the example, but the "
             f"program's outputs are {list(annotations)}, and the columns of {dataset} are {columns_of(examples)}: {fix}"
         )
     annotation = annotations.get(field, str)
@@ -326,7 +327,7 @@ def _check_metric_on_incomplete_rows(
     filled: Collection[str],
     dataset: str,
 ) -> None:
-    """Raise a ValueError if the metric fails on a row because the row lacks the value of an output.
+    """Raise a ValueError if the metric fails on a row because the row has no value for an output.
 
     The metric is tried on a few incomplete rows, first as they are and then with values from other
     rows. The answer always contains the values of the completed row.
@@ -358,8 +359,8 @@ def _check_metric_on_incomplete_rows(
         is_about_values = error is not None and _is_about_missing_values(error, example, lacking)
         if is_about_values and not fails(metric, completed, answer):
             raise UserError(
-                f"{dataset}: {len(incomplete)} of {len(examples)} examples lack an output's value. The metric fails "
-                f"on {dataset}[{index}], because the row has no value in {', '.join(map(repr, lacking))} "
+                f"{dataset}: {len(incomplete)} of {len(examples)} examples have no value for an output. The metric "
+                f"fails on {dataset}[{index}], because the row has no value in {', '.join(map(repr, lacking))} "
                 f"({type(error).__name__}: {error}): drop these rows, or add the values"
             )
 
@@ -367,8 +368,8 @@ def _check_metric_on_incomplete_rows(
 def _is_about_missing_values(error: BaseException, example: dspy.Example, names: Iterable[str]) -> bool:
     """Return whether a metric's error seems to be caused by missing values.
 
-    The message must mention a field without a value, or the empty value, unless the score is not
-    finite. Other errors may be caused by parts of the answer that come from other examples.
+    The message must mention a field without a value, the empty value or its type, unless the score
+    is not finite. Other errors may be caused by parts of the answer that come from other examples.
     """
     signs = []
     for name in names:

@@ -18,21 +18,22 @@ from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.splits import Examples, answer_classes, value_key
 
 MAX_SECONDS = 5.0  # maximum time for a metric's calls, in seconds
-MAX_LABELS = 2  # maximum number of labels for which a metric by example is called
+MAX_LABELS = 2  # maximum number of labels to try with a metric that scores single examples
 
 
 class Constant(NamedTuple):
-    """The score of the same answer to all inputs."""
+    """An answer that is given to all inputs, and its score."""
 
     labels: list[str]  # the answer: a value for each output, as text
     score: float
 
 
 def best_constant(metric: Metric, program: dspy.Module, examples: Examples) -> Constant | None:
-    """Return the best of the most frequent answers, if it is given to all inputs.
+    """Return the answer that scores best if it is given to all inputs, with its score.
 
-    For a metric over a set, try every label in the examples, because a rare one may be the best.
-    Return None if the examples have no answer, or if the metric fails, is slow, or calls a model.
+    Try only the most frequent answers. However, for a metric over a set, try every label in the
+    examples, because a rare label may score best. Return None if the examples have no answer, or if
+    the metric fails, is slow, or calls a model.
     """
     if isinstance(metric, SetMetric):
         return _best_label(metric, program, examples)
@@ -47,7 +48,7 @@ def best_constant(metric: Metric, program: dspy.Module, examples: Examples) -> C
 
 
 def _best_label(metric: SetMetric, program: dspy.Module, examples: Examples) -> Constant | None:
-    """Return the label that scores best as the answer to all inputs, or None if the metric fails."""
+    """Return the best label to give to all inputs, and its score. Return None if the metric fails."""
     right_labels = metric.right_labels(examples)
     all_labels = metric.output_labels(program, examples)
     constants = []
@@ -60,7 +61,7 @@ def _best_label(metric: SetMetric, program: dspy.Module, examples: Examples) -> 
 
 
 def _frequent_answers(program: dspy.Module, examples: Examples) -> list[dict[str, Any]]:
-    """Return the most frequent answers of the examples, in the types of the program's outputs."""
+    """Return the most frequent answers in the examples. Labels are converted to the output's type."""
     output = label_output(program)
     if isinstance(output, LabelOutput) and output.counts(examples).any():
         labels = list(output.labels.values())
@@ -71,12 +72,12 @@ def _frequent_answers(program: dspy.Module, examples: Examples) -> list[dict[str
 
 
 def _most_frequent_row(program: dspy.Module, examples: Examples) -> dict[str, Any]:
-    """Return the labels of the most frequent class, without fields whose values differ in the class."""
+    """Return the most frequent class's answer, without fields whose values differ within the class."""
     predictors = program.predictors()
     all_outputs = {name for predictor in predictors for name in predictor.signature.output_fields}
     rows = [dict(example.labels().items()) for example in examples]
-    # Ignore columns that are not outputs, such as a user's name, unless no column is an output. In this
-    # case, ignore columns with the same value everywhere, such as the name of the data set.
+    # Ignore columns that are not outputs, such as a user's name. If no column is an output, ignore only
+    # columns with the same value everywhere, such as the name of the data set.
     names = set[str]().union(*rows)
     columns = names & all_outputs or {name for name in names if _varies(rows, name)}
     classes = answer_classes(rows, sorted(columns))
@@ -109,7 +110,7 @@ def metric_results(metric: Metric, examples: Examples, answers: Iterable[Mapping
     deadline = time.monotonic() + MAX_SECONDS
     function = metric.answer if isinstance(metric, SetMetric) else scorer(metric)
     results: list[Any] = []
-    with contextlib.suppress(Exception):  # A vote fails if an example has no neighbors.
+    with contextlib.suppress(Exception):  # `answers` may be votes, and a vote without neighbors fails.
         for example, answer in zip(examples, answers, strict=True):
             trial = tried(function, example, answer)
             if trial.error is not None or trial.calls_model or time.monotonic() > deadline:

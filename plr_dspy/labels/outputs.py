@@ -24,7 +24,7 @@ MOST_SHOWN = 5  # maximum number of values that a message lists
 class LabelOutput:
     """An output with few possible values, such as a Literal, an enum or a bool.
 
-    The possible values are called labels.
+    The possible values are called labels. Shapes: N examples, L labels.
     """
 
     predictor: str
@@ -75,7 +75,7 @@ class LabelOutput:
         return indices
 
     def describe(self, values: Mapping[str, Sequence[int]], examples: Sequence[Value]) -> str:
-        """Format the first values from `other_values` as a list.
+        """Return a string that lists the first values from `other_values`.
 
         Each value is followed by its number of examples and the most similar label, if any.
         """
@@ -172,8 +172,8 @@ def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, n
     shares = [prior.get(value, prior.get(text)) for text, value in labels.items()]
     if len(prior) != len(shares) or not all(share is not None and share > 0 for share in shares):
         raise UserError(
-            f"{name} must have a share above 0 for each of the labels {list(labels)}; got {dict(prior)}: pass a share "
-            "for each of these labels, and no other shares"
+            f"{name} must have a share above 0 for each of the labels {list(labels)}; got {dict(prior)}: pass a "
+            "positive share for each of these labels, and no other shares"
         )
     values = np.array(shares, dtype=np.float64)
     if abs(values.sum() - 1.0) > 1e-3:

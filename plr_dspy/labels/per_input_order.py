@@ -41,7 +41,7 @@ class PerInputOrder(dspy.Module):
     def __init__(self, program: dspy.Module, orders: Sequence[Mapping[str, Value]] = ()) -> None:
         super().__init__()
         self.program = ProgramFactory(program).build({})
-        set_compiled(self.program, False)  # Otherwise, DSPy would not save this program.
+        set_compiled(self.program, False)  # Otherwise, DSPy would not save the wrapped program.
         self.orders = tuple(orders)
 
     def forward(self, *args: Value, **inputs: Value) -> Value:
@@ -66,8 +66,8 @@ class PerInputOrder(dspy.Module):
     ) -> tuple[Value, Reading | None]:
         """Return the program's answer with permuted demos, and the reading of the reply.
 
-        The answer is None if the reply cannot be parsed. The reading is None if the answer is
-        None, or if the reply has no label probabilities.
+        The answer is None if the reply cannot be parsed or the prompt exceeds the context window.
+        The reading is None if the answer is None or the reply has no label probabilities.
         """
         predictors = dict(self.program.named_predictors())
         demos = {}

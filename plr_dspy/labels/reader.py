@@ -264,8 +264,9 @@ def labels_read(
     """Yield a `LabelReader` that reads the labels in a program's replies within the context.
 
     If log-probabilities are optional and the provider rejects a request for them, the call is
-    repeated without this request. The `decision`, if any, replaces each answer. If the label is
-    the only output, the decision also replaces unparsable replies.
+    repeated without this request. The `decision`, if any, replaces each answer whose label
+    probabilities can be read. If the label is the only output, the decision also replaces
+    unparsable replies.
     """
     adapter = current_adapter()
     reader: Value = copy.copy(adapter)
@@ -323,7 +324,7 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
     # Labels that are not among the alternatives have at most this log-probability.
     least = min(after[""].values())
     if len(after[""]) < 2:
-        # Without alternatives, other labels' probabilities are unknown unless this label's is near 1.
+        # Without alternatives, the reading is useful only if the token's own probability is near 1.
         if least < MIN_CERTAIN:
             return None
         least = MIN_LOGPROB
@@ -338,8 +339,9 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
     """Return unnormalized label probabilities, ``[L]``, calculated from token log-probabilities.
 
     If a token starts several labels, the labels share the token's probability in proportion to
-    the next tokens' probabilities. If the next tokens are unknown, the labels get equal shares.
-    Case is ignored unless two labels differ only in case.
+    the next tokens' probabilities. If the next tokens are unknown, the labels get equal shares,
+    but labels that a longer token also begins get none. Case is ignored unless two labels differ
+    only in case.
 
     Args:
         after: Maps each beginning of the answer to the log-probabilities of possible next tokens.
@@ -387,7 +389,7 @@ def _matching_labels(spelling: str, rests: Mapping[int, str]) -> list[int]:
     """Return the indices of the labels that a token with this spelling could continue or complete.
 
     `rests` maps label indices to the labels' remaining texts. A token can continue any number of
-    labels. Among remaining texts that a token contains in full, it completes only the longest.
+    labels. If a token begins with several remaining texts, it completes only the longest one.
     """
     completed = []
     for rest in rests.values():
@@ -401,10 +403,10 @@ def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str |
     """Return the index of the token in which the label begins.
 
     Prefer labels directly after the header of the field `name`, then labels after this name at the
-    start of a line, then after this name anywhere. If `answered` is a label, find its last
-    occurrence, because reasoning before the answer may mention the label. Otherwise, find the first
-    occurrence of any label. If no label occurs, return the index of the token after the field's
-    header, or 0 if the reply has no header.
+    start of a line, then labels after this name anywhere, then all labels. If `answered` is a label,
+    find its last occurrence, because reasoning before the answer may mention the label. Otherwise,
+    find the first occurrence of any label. If no label occurs, return the index of the token after
+    the field's header, or 0 if the reply has no header.
     """
     reply = "".join(tokens)
     ends = list(accumulate(map(len, tokens)))

@@ -32,7 +32,7 @@ from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.calibration import LOG_DECIMALS
 
-LONGEST_CALL = 0.05  # seconds per metric call; slower metrics may call a model outside DSPy
+LONGEST_CALL = 0.05  # maximum time per metric call, in seconds; slower metrics may call a model outside DSPy
 LONGEST_PROBE = 10.0  # maximum time for scoring labels, in seconds
 PROBE_SHARE = 0.1  # maximum time for scoring labels, as a share of `max_seconds`
 
@@ -161,7 +161,7 @@ class LabelWork(MetricWork):
         return _label_fields(reading)
 
     def _lacking(self, reading: Reading | None, label: str | None, score: float | None, example: int) -> str:
-        """Return the reason if a reading does not explain the score. Otherwise, return an empty string."""
+        """Return why a reading does not explain the score, or an empty string if it does."""
         if reading is None or reading.label is None:
             adapter = type(current_adapter()).__name__
             return f"no label is among the likeliest tokens of the replies that {adapter} reads"
@@ -241,7 +241,7 @@ def label_scores(
         scores[example, label] = trial.result
         total_seconds += seconds
         num_slow += seconds > LONGEST_CALL
-        # Tolerate a slow first call, and metrics that are slow for fewer than half of the labels.
+        # Tolerate one slow call at first, and later slow calls if they are fewer than half of all calls.
         if 2 * num_slow >= max(number, 4) or total_seconds > longest:
             return "the metric is too slow to score every label"
     if (scores == scores[:, :1]).all():

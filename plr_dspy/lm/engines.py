@@ -39,7 +39,7 @@ class CompletionEngine:
         api_key_env: Name of the environment variable that holds the key. Each call reads this
             variable if `api_key` is None.
         timeout: Time limit per request, in seconds.
-        provider: Name of litellm's provider, "text-completion-openai" or "hosted_vllm".
+        provider: litellm's name for the provider: "text-completion-openai" or "hosted_vllm".
         extra_body: Extra request fields, such as a grammar.
     """
 
@@ -144,7 +144,7 @@ class AsyncCompletionEngine(CompletionEngine):
 
 
 def _prompt(request: lm15.Request) -> str:
-    """Return the prompt as text. Raise an `UnsupportedFeatureError` if the request has other content."""
+    """Return the prompt as text. Raise an `UnsupportedFeatureError` if the request needs more than text."""
     unsupported = [f"config.{name}" for name in CHAT_SETTINGS if getattr(request.config, name) is not None]
     if request.tools:
         unsupported.append("tools")
@@ -205,8 +205,8 @@ def completion_lm(
         api_base: The server's address, including the API version, such as
             "http://127.0.0.1:8000/v1".
         api_key, api_key_env, provider, timeout, extra_body: See `CompletionEngine`.
-        temperature, max_tokens, lm_kwargs: See `dspy.LM`. By default, answers have at most 16
-            tokens.
+        temperature, max_tokens, lm_kwargs: See `dspy.LM`. By default, the temperature is 0, and
+            answers have at most 16 tokens.
     """
     prefix, _, name = model.partition("/")
     if prefix in PROVIDERS:

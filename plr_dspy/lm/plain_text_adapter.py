@@ -26,17 +26,17 @@ Messages: TypeAlias = list[dict[str, str]]
 Signature: TypeAlias = type[dspy.Signature]
 
 BLANK_LINES = re.compile(r"\n\s*\n")
-# Match any fields, because modules such as ChainOfThought add fields without updating the instructions.
+# Match any field names, because modules such as ChainOfThought add fields, but keep the instructions.
 _DEFAULT_INSTRUCTIONS = re.compile(r"Given the fields [`\w, ]*, produce the fields [`\w, ]*\.")
 
 
 class PlainTextAdapter(dspy.Adapter):
     """An adapter that shows demos as blocks of "Title: value" lines, and parses answers strictly.
 
-    The prompt is one user message. It contains custom instructions, a block for each demo, and a
-    last block that ends with the title of the first output field. Blank lines separate blocks, so
-    blank lines inside a value become line breaks. Fields without a value are skipped. None is a
-    value only if the field's type allows None.
+    The prompt is one user message. It contains custom instructions, a block for each demo with
+    inputs and outputs, and a last block that ends with the title of the first output field. Blank
+    lines separate blocks, so blank lines inside a value become line breaks. Fields without a value
+    are skipped. None is a value only if the field's type allows None.
 
     Args:
         show_instructions: Whether to show instructions that differ from DSPy's default.
@@ -89,10 +89,10 @@ class PlainTextAdapter(dspy.Adapter):
     def parse(self, signature: Signature, completion: str) -> dict[str, Value]:
         """Return the values of the output fields in a completion that continues the prompt.
 
-        A label or number ends at the end of its line, and any other value ends at a blank line.
-        If there are several fields, each value after the first begins on a line with its field's
-        title. If the type has labels, the whole value must be a label. Case matters only if it
-        distinguishes labels.
+        A value ends at a blank line or at the next field's title. A number also ends at the end of
+        its line, and so does a label, unless a label of the type contains a line break. Each value
+        after the first begins on a line with its field's title. If the type has labels, the whole
+        value must be a label. Case matters only if it distinguishes labels.
         """
         name = type(self).__name__
         outputs = signature.output_fields
@@ -245,7 +245,7 @@ def decided(value: Value) -> Value:
 
 
 def one_block(text: str) -> str:
-    """Return `text` without surrounding whitespace and without blank lines, because these separate demos."""
+    """Strip `text`, and remove its blank lines, because blank lines separate demos."""
     return BLANK_LINES.sub("\n", _with_unix_newlines(text)).strip()
 
 

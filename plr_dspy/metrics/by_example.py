@@ -21,7 +21,7 @@ SHOWN = 150  # maximum length of a value's repr in messages
 def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
     """Return a function that calls the metric with an example and a prediction.
 
-    If the metric has other required parameters, the function passes None for each of them.
+    If the metric has up to three other required parameters, the function passes None for each.
 
     Raises:
         TypeError: If the metric cannot be called in this way, is async, or is a class.

@@ -123,10 +123,10 @@ class SetMetric(ABC):
             )
 
     def check_value(self, examples: Sequence[dspy.Example], labels: Sequence[str]) -> None:
-        """Raise an error if `value()` fails for any constant answer, as with a column of zeros.
+        """Raise an error if `value()` fails for a constant answer, for example because it divides by 0.
 
-        Also raise an error if it fails both if all answers are correct and if no reply can be
-        parsed. `labels` are as in `score()`.
+        Also raise an error if it fails both for correct answers and for unparsable replies.
+        `labels` are as in `score()`.
         """
         right_labels = self.right_labels(examples)
         try:
@@ -138,8 +138,8 @@ class SetMetric(ABC):
                 self.score(right_labels, [label for _ in right_labels], labels=labels)
             except Exception as error:
                 raise UserError(
-                    f"metric: {self!r} failed for a program that always answers {label!r} ({error}): return a finite "
-                    "number for every confusion matrix, also if a row or a column contains only zeros"
+                    f"{self!r} failed for a program that always answers {label!r} ({error}): return a finite "
+                    "number for every confusion matrix, even if a row or a column contains only zeros"
                 ) from error
 
     def _label_field(self, example: dspy.Example) -> str:

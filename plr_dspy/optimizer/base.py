@@ -172,12 +172,13 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             programs: Other programs, such as results of other optimizers, that may be returned
                 unchanged. A dict maps names for the report to programs (in `PLFewShot`, any name
                 except "student"); a list needs no names. Examples that these programs show as
-                demos are not used for scoring. The best of these programs replaces the student
-                if a gain is 1.5 times as likely as a loss. The search's best candidate replaces
-                the winner of this comparison only if a gain is three times as likely as a loss.
-                `PLFewShot` also tries these programs' demos and instructions in the student. Each
-                predictor of the student takes them from the predictor with the same name and
-                fields or, if there is none, from the only predictor with the same fields.
+                demos are not used for scoring. By default, the best of these programs replaces
+                the student if a gain is at least 1.5 times as likely as a loss. The search's best
+                candidate replaces the winner of this comparison only if a gain is at least three
+                times as likely as a loss. `PLFewShot` also tries these programs' demos and
+                instructions in the student. Each predictor of the student takes them from the
+                predictor with the same name and fields or, if there is none, from the only
+                predictor with the same fields.
             inputs: Names of the input columns in a data set, or of the input keys in dicts.
                 None infers the names from the program.
 
@@ -188,11 +189,12 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             program already has an attribute with this name.
 
         Raises:
-            TypeError, ValueError: If an argument is invalid. No program calls are made.
-            RuntimeError: If another process is using `log_dir`, or if almost no answers can be
-                parsed.
-            Exception: The last exception that the program or the metric raised, if `max_errors`
-                calls failed.
+            TypeError, ValueError: If an argument is invalid. Most of these errors are raised before
+                any program call.
+            RuntimeError: If another run uses `log_dir`, all new calls fail, or almost no answers
+                can be parsed.
+            Exception: The last exception that the program or the metric raised, if calls failed on
+                `max_errors` examples, or if every further call would fail in the same way.
         """
         self.report = self.best_program = None
         setup = self._prepare(
@@ -340,14 +342,14 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             yield OpenCompile(setup, work, names, payer, evaluator, make_payer)
 
     def _make_demos(self, setup: CompileSetup, make_payer: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Return the setup with the planned demos and instructions made. By default, make none."""
+        """Make the planned demos and instructions, and return the setup with them. By default, make none."""
         return setup
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:
         """Return a description of everything that determines the scores.
 
         This includes the program, its models, the metric and the examples. Calls in `log_dir`
-        are reused only if this description has not changed.
+        are reused only if this description has not changed or `accept_changes` is true.
         """
         settings = setup.settings()
         adapter = current_adapter()
@@ -409,7 +411,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return None
 
     def _make_run(self, open_compile: OpenCompile) -> CompileRun:
-        """Return a run with a new search. It also learns from any ``open_compile.responses``."""
+        """Return a run with a new search. The search also learns from any ``open_compile.responses``."""
         setup = open_compile.setup
         return self._run_kind(setup.plan)(
             self.search(setup, open_compile.responses),
@@ -494,7 +496,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 def _build_as_scored(
     setup: CompileSetup, work: MetricWork, candidate: Candidate, revision: Revision | None
 ) -> dspy.Module:
-    """Build a candidate's program so that its answers are revised as they were for scoring."""
+    """Build a candidate's program with the answer revision that was used to score it."""
     program = setup.slots.build(candidate)
     record_settings(program)
     program = work.answering(program, revision)

@@ -79,7 +79,7 @@ def run_with_small_budget(name, program, metric, rows):
         (
             exact_match,
             WITHOUT_SOME,
-            r"20 of 60 .* lack .* on \w+\[1\], because the row has no value in 'answer' \(AttributeError: .*: drop",
+            r"20 of 60 .* have no value .* on \w+\[1\], because .* no value in 'answer' \(AttributeError: .*: drop",
         ),
         (exact_match, columns(answer=[0, 1]), r"no answer can be correct.*as_examples\(dataset, program\)"),
     ],
