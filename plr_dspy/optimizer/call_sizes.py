@@ -26,8 +26,8 @@ from plr_dspy.programs.tokens import Messages, token_counter
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.budget import cost_of, price_of
 
-SAMPLED_PROMPTS = 20  # maximum number of examples for rough averages of token counts
-SAMPLED_EXAMPLES = 200  # maximum number of examples over which input tokens are averaged
+SAMPLED_PROMPTS = 20  # maximum number of examples or demos in a rough average of token counts
+SAMPLED_EXAMPLES = 200  # maximum number of examples to average over if those of the calls are unknown
 UNKNOWN_FIELD = 100  # assumed number of tokens in a field that no example has, such as reasoning
 PROPOSED_INSTRUCTION = 200  # assumed number of tokens in a proposed instruction
 # A search may prefer long demos, so a prompt's demos are assumed to be longer than random demos:
@@ -40,8 +40,8 @@ class CallSize:
     """The numbers of tokens in one or more calls. Sizes can be added, and multiplied by numbers.
 
     Attributes:
-        usage: For each model, the numbers of "prompt_tokens", "completion_tokens" and
-            "new_tokens". New tokens are prompt tokens that are not in a server's prefix cache.
+        usage: For each model, the counts "prompt_tokens", "completion_tokens" and "new_tokens".
+            New tokens are prompt tokens that are not in a server's prefix cache.
     """
 
     usage: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class CallSizes:
 
     Args:
         setup: The setup of the compile run.
-        examples: The examples on which the calls are made. If None, these are unknown, and sizes
+        examples: The examples on which the calls are made. If None, they are unknown, and sizes
             are averaged over the first `SAMPLED_EXAMPLES` scored examples.
     """
 
@@ -102,8 +102,8 @@ class CallSizes:
         self._count = token_counter()
         self._without_demos: dict[tuple[Any, ...], tuple[float, float]] = {}
         self._calls_per_look = max(1.0, setup.plan.program_calls / max(1, setup.plan.num_looks))
-        # Maximum ratio of uncached demo tokens to example tokens, as in `LookSizes`. If a program
-        # has a label output, its replies are assumed to include log-probabilities.
+        # Maximum ratio of uncached demo tokens to example tokens, as in `LookSizes`. If the student
+        # has a label output, replies are assumed to include log-probabilities.
         self._max_new_share = math.inf
         if isinstance(setup.slots, PoolSlots):
             has_labels = not isinstance(label_output(setup.program), str)
@@ -134,8 +134,8 @@ class CallSizes:
         """Return how much more a call costs on each long example than on an average example.
 
         The extra costs in US dollars are keyed by example index. They are computed from the
-        student's prompts and the highest price of its models. If prompts cannot be built, the
-        result is empty.
+        student's prompts and the highest prompt price of all models. If prompts cannot be built,
+        the result is empty.
         """
         setup = self._setup
         prices = [price_of(str(lm.model)) for lm in setup.models]
@@ -164,7 +164,7 @@ class CallSizes:
         return extra_tokens
 
     def of_program(self, program: dspy.Module) -> CallSize | None:
-        """Return the mean size of a call to a program, or None if its prompts cannot be built."""
+        """Return the mean size of a program's calls, or None if its prompts cannot be built."""
         try:
             size = CallSize()
             for _, predictor in program.named_sub_modules(dspy.Predict):
@@ -178,8 +178,8 @@ class CallSizes:
         """Return an upper estimate of the mean call size for arrangements of demos.
 
         If the search chooses demos, assume that all prompts show the longest instruction and the
-        maximum number of demos. Assume that these demos are longer than nearly all random choices.
-        Return None if prompts cannot be built.
+        maximum number of demos. Assume that these demos are longer than almost any random draw, but
+        within `max_demo_tokens`. Return None if prompts cannot be built.
         """
         slots = self._setup.slots
         if not isinstance(slots, PoolSlots):
@@ -224,13 +224,13 @@ class CallSizes:
         Args:
             predictor: The predictor.
             demo_tokens: Number of tokens that fixed demos and a longer instruction add.
-            retrieved: Number of tokens in the demos that are retrieved for an input.
+            retrieved: Mean number of tokens in the demos that are retrieved for an input.
             demos: Demos whose mean answer length is assumed for replies. None means the
                 predictor's own demos.
         """
         instructed, question = self._tokens_without_demos(predictor)
         prompt = instructed + demo_tokens + retrieved
-        # A shorter instruction may save more tokens than the demos add.
+        # With a custom adapter, demos may even shorten a prompt.
         added_tokens = max(0.0, demo_tokens)
         most_new = max(self._max_new_share * question, added_tokens / MOST_EXAMPLES)
         new_demo_tokens = min(added_tokens / self._calls_per_look, most_new)
@@ -264,7 +264,10 @@ class CallSizes:
         return with_demos - self._count(messages_of(predictor, [], inputs))
 
     def _retrieved_tokens(self, predictor: dspy.Predict) -> float:
-        """Return the mean number of tokens in the demos that a predictor retrieves; 0 if it retrieves none."""
+        """Return the mean number of tokens in a predictor's retrieved demos, or 0 if it retrieves none.
+
+        If the pool knows no example's inputs, return an upper estimate.
+        """
         if not isinstance(predictor, RetrievingPredict):
             return 0.0
         pool = predictor.retrieval.pool
@@ -298,7 +301,7 @@ class CallSizes:
         num_unknown = 0
         for source in rows:
             fields = answered_fields(predictor, source)
-            # In demos, adapters show a missing field for None, but a reply contains the word "None".
+            # Adapters show None in a demo as a missing field, but a reply contains the word "None".
             row = {name: "None" if value is None else value for name, value in fields.items()}
             messages = [
                 message for message in messages_of(predictor, [row]) if message["role"] == "assistant"

@@ -39,11 +39,11 @@ class ProgramChoice(NamedTuple):
 
     Attributes:
         program: A copy of the chosen program. Its attribute ``reorder_report`` contains the
-            report as plain data. Its attribute ``detailed_results`` lists the compared
-            programs.
+            report as plain data. Its attribute ``detailed_results`` lists the programs that
+            finished the race, unless it is the user's own attribute.
         name: The chosen program's name.
         report: The `Report` on the race. ``report.programs`` lists the expected scores of all
-            programs.
+            scored programs.
     """
 
     program: dspy.Module
@@ -140,7 +140,7 @@ class ProgramRace(DemoOptimizer):
     def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
         """Return the setup with a plan and with all examples in one split.
 
-        A race has no final comparison, so it holds out no examples.
+        A race holds out no examples for its final comparison.
         """
         splits = setup.splits
         # Order the examples by hash. A later race on a subset of them then scores the subset in the
@@ -202,16 +202,16 @@ def choose_program(
 ) -> ProgramChoice:
     """Choose the best of several programs in a race, with about half the calls of a full comparison.
 
-    The first program is the baseline. Another program replaces the baseline only if a gain is at
+    The first program is the baseline. By default, another program replaces it only if a gain is at
     least 1.5 times as likely as a loss. A program drops out once further examples are unlikely to
-    make it the winner. While all scores are equal, no program drops out before 59 examples are scored,
+    make it the winner. While all results are equal, no program drops out before 59 examples are scored,
     or 40% of all examples if that is fewer. Identical programs are scored only once. Programs may
     differ in modules, signatures and models.
 
     Args:
         programs: At least two programs, as a dict from names to programs or as a list. Programs
             in a list are named "program 1", "program 2" and so on. No program is modified.
-        metric: As in `PLReorder`, or a metric over a set, such as ``F1("positive")``.
+        metric: As in `PLReorder`.
         trainset: Examples to score the programs on. Examples that a program shows as demos are
             ignored. Do not pass examples that an optimizer has used, because they favor that
             optimizer's programs.

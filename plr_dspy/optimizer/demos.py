@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 POOL_SHARE = 0.25  # share of the trainset that becomes demos; the rest is for scoring
 LARGEST_POOL = 50  # maximum number of examples that become demos
-MAX_ATTEMPTS = 2  # maximum number of teacher calls per bootstrapped demo
+MAX_ATTEMPTS = 2  # maximum number of teacher calls per demo to bootstrap
 BOOTSTRAP_SHARE = 0.25  # maximum share of max_seconds and max_cost for bootstrapping
 
 
@@ -91,7 +91,7 @@ def pools_of(
     """Return the pool of each predictor: the distinct demos that its prompts can show.
 
     The student's own demos come first, followed by rivals' demos, bootstrapped demos, labeled
-    examples and the user's `candidates`. Only the student's own demos may contain duplicates.
+    examples and the user's `candidates`. Duplicates are kept only among the student's own demos.
     """
     pools = {}
     for name, predictor in program.named_predictors():
@@ -135,10 +135,10 @@ def _without_empty_outputs(predictor: dspy.Predict, example: dspy.Example) -> ds
 def plan_attempts(
     program: dspy.Module, examples: Mapping[int, dspy.Example], num_demos: int, *, with_labeled: bool
 ) -> list[Attempt]:
-    """Return planned attempts to bootstrap up to `num_demos` demos.
+    """Return planned attempts to bootstrap demos, at most `MAX_ATTEMPTS` times `num_demos` attempts.
 
-    In their demos, placeholders stand for the teacher's answers. Return an empty list if
-    `with_labeled` is true and all outputs are labels that the examples contain. Correct answers
+    In the planned demos, placeholders stand for the teacher's answers. If `with_labeled` is true
+    and all outputs are labels that the examples contain, return an empty list: correct answers
     would only repeat these labels.
     """
     predictors = program.named_predictors()
@@ -236,7 +236,7 @@ class TeacherWork(MetricWork):
 
 
 def _check_structure(student: dspy.Module, teacher: dspy.Module) -> None:
-    """Raise a ValueError unless the teacher's predictors have the student's names and equal signatures."""
+    """Raise a ValueError unless teacher and student have predictors with equal names and signatures."""
     teacher_signatures = {name: predictor.signature for name, predictor in teacher.named_predictors()}
     signatures = {name: predictor.signature for name, predictor in student.named_predictors()}
     fix = "build the teacher from the student's modules and signatures"
@@ -302,21 +302,21 @@ def make_attempts(setup: CompileSetup, teacher: ProgramEvaluator) -> list[Attemp
 
 
 def _json_fields(predictor: dspy.Predict, demo: dspy.Example) -> dict[str, Any]:
-    """Return a demo's fields as JSON data, which most prompts show like the original values."""
+    """Return a demo's fields as JSON data. Most prompts show this data like the original values."""
     fields = {}
     for name, value in demo.items():
         info = predictor.signature.fields.get(name)
         data = serialize_for_json(value)
         if info is not None and info.annotation is str and isinstance(value, (list, tuple, set, frozenset)):
-            # In a field for text, DSPy formats lists differently from tuples and sets. It also formats
-            # their items differently from JSON data.
+            # In a text field, DSPy formats lists differently from tuples and sets, but JSON data has
+            # only lists. DSPy also formats list items differently from their JSON data.
             data = format_field_value(info, value)
         fields[name] = data
     return fields
 
 
 def _demo(predictor: dspy.Predict, fields: Mapping[str, Any]) -> dspy.Example:
-    """Return a demo with these recorded fields. Labels get the type of their field again."""
+    """Return a demo with these recorded fields, and restore the original types of labels."""
     demo = dspy.Example(fields)
     for output in label_outputs("", predictor):
         recorded = demo.get(output.name)

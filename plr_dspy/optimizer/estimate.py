@@ -42,12 +42,13 @@ class Estimate:
             GPT-4o's tokenizer. A program is assumed to call each predictor once. If the search
             chooses demos, all prompts are assumed to show the maximum number of demos and the
             longest instruction. These demos are assumed to be longer than almost any random
-            draw. A field that no example has, such as reasoning, is assumed to have 100 tokens.
-            None if prompts cannot be built.
+            draw. A field that neither demos nor examples have, such as reasoning, is assumed to
+            have 100 tokens. None if prompts cannot be built.
         cost: Upper estimate of the cost in US dollars at litellm's list prices. Answers are
             assumed to be as long as in the demos or examples. The estimate ignores `max_cost`,
             hidden reasoning tokens, and prompts that are sent again because a reply could not be
-            parsed. None if a price is unknown, or if the metric calls a language model.
+            parsed. None if prompts cannot be built, a price is unknown, or the metric calls a
+            language model.
         affordable_calls: Approximate number of program calls that `max_cost` covers. It equals
             `program_calls` if `max_cost` is None or at least `cost`. None if `cost` is None.
         new_prompt_tokens: Approximate number of prompt tokens that a server with a prefix cache
@@ -55,7 +56,8 @@ class Estimate:
         cost_with_cache: Approximate cost if all prompt tokens except `new_prompt_tokens` are
             billed as cached tokens. None if this cost is unknown or not below `cost`.
         warning: A warning that prompts may exceed a model's context window. Empty if no prompt
-            is too long, or if litellm does not know the size of the window.
+            is too long, if litellm does not know the size of the window, and for `headroom` and
+            `choose_program`.
         has_other_tokenizer: Whether a model's tokenizer differs, or may differ, from GPT-4o's.
             If so, token counts may be off by about 15%.
         metric_calls_model: Whether the cost is unknown only because the metric calls a language
@@ -119,7 +121,7 @@ def estimate_cost(
     calls_of: Mapping[Candidate, tuple[int, int]] | None = None,
     examples: Examples | None = None,
 ) -> Estimate:
-    """Estimate the cost of a compile run, including bootstrapped demos and proposed instructions.
+    """Estimate the cost of a compile run, including calls that bootstrap demos or propose instructions.
 
     Args:
         setup: The setup of the run.
@@ -175,7 +177,7 @@ def estimate_cost(
 
 
 def _ranges_of_search(setup: CompileSetup, sizes: CallSizes) -> list[CallRange]:
-    """Return the call ranges of a search. It calls each whole program at most once per example."""
+    """Return the call ranges of a search. Each whole program is called at most once per example."""
     slots = setup.slots
     whole: list[Candidate] = [*slots.space.programs]
     if isinstance(slots, PoolSlots):

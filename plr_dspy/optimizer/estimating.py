@@ -28,8 +28,8 @@ def estimate(
         args, kwargs: The function's arguments.
 
     Raises:
-        TypeError, ValueError: If `function` is not one of these two functions, or if one of
-            its arguments is invalid.
+        TypeError, ValueError: If `function` is neither `headroom` nor `choose_program`, or if
+            one of its arguments is invalid.
     """
     if function not in (headroom, choose_program):
         name = getattr(function, "__name__", type(function).__name__)

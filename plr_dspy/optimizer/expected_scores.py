@@ -122,8 +122,8 @@ class _CandidateScores:
     def _is_listed_uncalibrated(self, candidate: Candidate) -> bool:
         """Return whether a candidate is the reference and is listed with its uncalibrated score.
 
-        This is the case if calibration does not improve the score, or if the original was returned
-        unchanged.
+        The reference is listed this way if calibration does not improve its score, or if the
+        original was returned unchanged.
         """
         if candidate != self._reference:
             return False
@@ -145,10 +145,10 @@ def num_unread(evaluator: Evaluator, candidate: Candidate, *, calibrated: bool) 
 
 
 def _compared(outcome: Outcome, original: Candidate) -> dict[Candidate, ScoreRange]:
-    """Return the scores of the chosen candidate and of the original in the final comparison.
+    """Return the final comparison's expected scores of the chosen candidate and the original.
 
-    These scores replace the expected scores, so that the report shows only one score per program.
-    If there was no comparison, return an empty dict.
+    The report shows these scores everywhere, so that each program has only one score. If there was
+    no comparison, return an empty dict.
     """
     comparison = outcome.decision.comparison
     if comparison is None:

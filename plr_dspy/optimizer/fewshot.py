@@ -92,29 +92,30 @@ PromptModel: TypeAlias = Annotated[
 class PLFewShot(LearningOptimizer):
     """An optimizer that chooses which demos a program shows, how many, and in what order.
 
-    A quarter of the trainset (at most 50 examples) becomes demos; the rest is for scoring. The
-    unchanged student is also a candidate. Another candidate replaces the student only if a gain is
-    three times as likely as a loss. For the user's own `programs`, 1.5 times is enough.
+    By default, a quarter of the trainset (at most 50 examples) becomes demos; the rest is for
+    scoring. The unchanged student is also a candidate. Another candidate replaces the student only
+    if a gain is three times as likely as a loss. For the user's own `programs`, 1.5 times is
+    enough. `min_probability` replaces both rules.
 
     Args:
         metric: As in `PLReorder`. While demos are bootstrapped, a metric with a third
             parameter gets DSPy's ``trace``.
-        demos: "fixed" shows the same demos for every input. "retrieved" shows the examples of the
-            whole trainset that are most similar to each input. The search chooses the best of up to
-            five retrieval settings. If retrieved demos are chosen, the returned program and its
-            file contain the trainset. "auto" compares fixed and retrieved demos. With
-            ``max_metric_calls=0``, "retrieved" makes no program calls.
+        demos: "fixed" shows the same demos for every input. "retrieved" shows the demos that are
+            most similar to each input, by default from the whole trainset. The search chooses the
+            best of up to five retrieval settings. If retrieved demos are chosen, the returned
+            program and its file contain all demos that it can retrieve. "auto" compares fixed and
+            retrieved demos. Only "retrieved" works without program calls (``max_metric_calls=0``).
         embedder: A ``dspy.Embedder`` to find similar inputs. None compares the inputs' words
             (TF-IDF).
         max_demos, min_demos: Maximum and minimum number of demos per predictor. If fewer than
-            `min_demos` demos are available, a predictor may show all of them.
+            `min_demos` demos are available, prompts show all of them.
         candidates: Source of the demos. "labeled" uses examples from the trainset, and
             "bootstrapped" uses a teacher's correct answers to examples from the trainset.
             "both" uses both sources, but calls no teacher if all outputs are labels that the
             examples contain. A list of demos replaces the trainset as the source. The
             student's own demos are always included.
         max_demo_tokens: Maximum total number of tokens in all demos, counted with GPT-4o's
-            tokenizer. Only the unchanged student may exceed this maximum.
+            tokenizer. Only the unchanged student and `programs` may exceed this maximum.
         max_bootstrapped: Maximum number of examples for which the teacher's answers become
             demos. The teacher runs on at most twice as many examples.
         metric_threshold: Minimum score for an answer to become a demo; None accepts any score
@@ -132,7 +133,7 @@ class PLFewShot(LearningOptimizer):
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
             None requires `max_metric_calls`.
         all others: As in `PLReorder`. Bootstrapping may use a quarter of `max_cost` and
-            `max_seconds`. Bootstrapping and proposals together may use 40%.
+            `max_seconds`. Together with proposals before the search, it may use 40%.
 
     Attributes:
         report: As in `PLReorder`. Demo indices refer to the pools in ``report.slots``, which
@@ -234,9 +235,9 @@ class PLFewShot(LearningOptimizer):
 
         Args:
             num_demos: Total number of fixed demos in all predictors. The entry for this number in
-                ``report.best_by_number`` is built: the returned program if it has this number of
-                demos. Otherwise, the entry is the prompt with the highest expected score, and
-                this prompt may be the student's.
+                ``report.best_by_number`` is built. If the returned program has this number of fixed
+                demos, it is the entry. Otherwise, the entry is the prompt with the highest expected
+                score, possibly the student's.
             within: Maximum loss of score relative to the returned program, in the metric's units.
                 An entry of ``report.front`` qualifies if its expected loss is within this maximum
                 and a larger loss is improbable. "Improbable" means a probability of at most .25, or
@@ -244,8 +245,9 @@ class PLFewShot(LearningOptimizer):
                 that qualifies is built. The returned program always qualifies.
 
         Raises:
-            ValueError: If not exactly one argument is passed, if `within` is invalid, or if no
-                scored prompt has `num_demos` fixed demos.
+            ValueError: If not exactly one argument is passed, if `within` is invalid, if no
+                scored prompt has `num_demos` fixed demos, or if `compile` was not called, scored
+                nothing or raised an error.
         """
         if (num_demos is None) == (within is None):
             raise UserError(
@@ -253,8 +255,8 @@ class PLFewShot(LearningOptimizer):
             )
         if self.report is None or self._front is None:
             raise UserError(
-                "program_with needs scored arrangements, but there are none: call compile first, with "
-                "max_metric_calls above 0"
+                "program_with needs a compile run that scored prompts and raised no error, but there is none: "
+                "call compile first, with max_metric_calls above 0"
             )
         if within is not None:
             return self._front.build(self._front.as_good(within)[0])
@@ -335,7 +337,7 @@ class PLFewShot(LearningOptimizer):
             )
 
     def _instructions(self, program: dspy.Module) -> InstructionChoices:
-        """Return the instructions of the student and the user's programs, and those in `self.instructions`."""
+        """Return the instructions of the student, the user's programs and the argument `instructions`."""
         if self.instructions is not None and self.demos == "retrieved":
             logger.warning(
                 "retrieved demos are shown only with the student's own instruction, so other instructions are tried "
@@ -369,7 +371,7 @@ class PLFewShot(LearningOptimizer):
         attempts: Sequence[Attempt],
         instructions: Mapping[str, Sequence[Instruction]],
     ) -> PoolSlots:
-        """Return the search space: alternative instructions and slots for demos, including `attempts`."""
+        """Return the search space: instructions, and slots for demos, including the demos of `attempts`."""
         labeled = {} if self.candidates == "bootstrapped" else {**examples, **retrievable}
         # Put fixed and retrieved demos in one pool, so that each demo is rendered once.
         pools = pools_of(
@@ -425,7 +427,7 @@ class PLFewShot(LearningOptimizer):
     def _replanned(
         self, setup: CompileSetup, instructions: Mapping[str, Sequence[Instruction]], payer: ProgramEvaluator
     ) -> CompileSetup:
-        """Return the setup with a new plan for the bootstrapped demos and these instructions.
+        """Return the setup with a search space of the bootstrapped demos and `instructions`, and a new plan.
 
         Also set the call limit of the payer's budget to match this plan.
         """
@@ -446,7 +448,7 @@ class PLFewShot(LearningOptimizer):
         return None
 
     def _widened(self, open_compile: OpenCompile, failures: Mapping[int, Ordering]) -> Search | None:
-        """Return a search that adds instructions proposed from failures, or None if none of them is new."""
+        """Return a search that includes instructions proposed from failures, or None if none were added."""
         known = open_compile.setup.slots
         open_compile.setup = propose_from_failures(open_compile, failures)
         slots = open_compile.setup.slots

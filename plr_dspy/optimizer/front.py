@@ -100,10 +100,10 @@ def _digests_of_demos(lists: Iterable[Sequence[Any]]) -> tuple[str, ...]:
 
 
 def _copies_of_programs(slots: PoolSlots, expected: Sequence[ExpectedScore]) -> dict[Candidate, Candidate]:
-    """Return a dict that maps each copy of one of the user's programs to this program.
+    """Return a dict that maps each arrangement that copies one of the user's programs to this program.
 
-    A copy is an identical arrangement. The search may build one, because it tries the demos and
-    instructions of the user's programs.
+    The search may build such copies, because it tries the demos and instructions of the user's
+    programs.
     """
     programs = {rival.digest: program for program, rival in slots.rivals.items()}
     digests = {
@@ -234,10 +234,10 @@ class Front:
         return self.prompts[places[num_demos]]
 
     def as_good(self, within: float) -> list[Prompt]:
-        """Return the candidates that score at most `within` less than the reference, cheapest first.
+        """Return the candidates expected to score at most `within` less than the reference, cheapest first.
 
-        The probability of a larger loss must also be low. This excludes candidates whose high
-        scores were estimated from only a few calls.
+        The probability of a larger loss must also be low. This condition excludes candidates whose
+        high scores were estimated from only a few calls.
 
         Raises:
             ValueError: If `within` is not a finite number of at least 0.

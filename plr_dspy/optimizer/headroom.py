@@ -166,7 +166,7 @@ def _lever(
 ) -> Lever:
     """Return the lever for a change.
 
-    `unread` and `failed` are the numbers of unparsable replies and of failed calls of each candidate.
+    `unread` and `failed` contain each candidate's number of unparsable replies or failed calls.
     """
     return Lever(
         change.name,
@@ -176,7 +176,7 @@ def _lever(
         num_calls=len(change.rows) * experiment.num_examples,
         note=change.how,
         mean_score=float(experiment.means[change.rows].mean()),
-        # Calibrated answers need no parsing, so skip their rows at the end of the table.
+        # The rows of calibrated answers, at the end of the table, have no calls of their own.
         num_unread=sum(unread[row] for row in change.rows if row < len(unread)),
         num_failed=sum(failed[row] for row in change.rows if row < len(failed)),
     )
@@ -289,7 +289,7 @@ def _has_failed(records: Mapping[int, CallRecord], examples: Sequence[int]) -> M
 
 
 def _linearized(metric: ConfusionScores, answers: Answers, examples: Sequence[int], failed: Mask) -> Array:
-    """Return scores of the examples whose mean is the set metric's value for `answers`.
+    """Return one score per example, so that the scores' mean is the set metric's value for `answers`.
 
     The score of a failed call is NaN.
     """

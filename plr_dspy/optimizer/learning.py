@@ -27,9 +27,9 @@ from plr_dspy.search.thompson import ThompsonSearch
 from plr_dspy.statistics.calibration import shares_to_try
 
 # Usual and maximum number of calls to find out whether replies have log-probabilities. One call is
-# not enough: its reply may have no label, or the program may answer without an LM call. The usual
-# number is exceeded only if log-probabilities are required, a reply cannot be parsed, or no LM was
-# called.
+# not enough: its reply may have no label, or the program may answer without calling its classifier.
+# The usual number is exceeded only if log-probabilities are required, a reply cannot be parsed, or
+# the classifier was not called.
 FIRST_CALLS = 2
 MOST_CALLS = 8
 
@@ -174,6 +174,7 @@ class LearningOptimizer(DemoOptimizer):
 
         Raises:
             NoProbabilities: If an argument needs log-probabilities, but replies have none.
+            NothingRan: If an argument needs log-probabilities, but the last of these calls failed.
         """
         work = open_compile.work
         evaluator = open_compile.evaluator

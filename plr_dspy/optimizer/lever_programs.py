@@ -21,7 +21,7 @@ Groups: TypeAlias = dict[str, list[Candidate]]  # the programs to score for each
 def programs_of_levers(setup: CompileSetup, num_sets: int, num_orders: int) -> Groups:
     """Return the programs to score for each lever, and omit levers that cannot be tried.
 
-    Draw up to `num_sets` random sets of demos and up to `num_orders` random orders of a set.
+    Draw up to `num_sets` random sets of demos, and up to `num_orders` orders of the same demos.
     """
     slots = setup.slots
     assert isinstance(slots, PoolSlots)
@@ -77,7 +77,7 @@ def _draw_distinct(
 ) -> list[Ordering]:
     """Draw up to `num_orderings` random orderings with distinct prompts, each with `sizes` items of `blocks`.
 
-    No ordering has the same prompt as `besides`, but each has the instruction of `besides`. A
+    All orderings have the instruction of `besides`, but none gives the same prompt as `besides`. A
     larger `num_orderings` only appends orderings.
     """
     rng = np.random.default_rng([seed, 2])

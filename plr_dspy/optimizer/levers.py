@@ -194,8 +194,9 @@ class Lever:
             score of the calibrated answers.
         num_unread: Number of the lever's calls whose replies could not be parsed. Such replies
             count as incorrect answers.
-        num_failed: Number of the lever's calls that failed. Each gets the mean score of the other
-            programs on its example.
+        num_failed: Number of the lever's calls that failed. Each failed call gets the mean score
+            of the other programs on its example. For calibrated answers, `num_unread` and
+            `num_failed` are 0.
     """
 
     name: str
@@ -222,13 +223,13 @@ class Headroom:
             the same.
         num_examples, program_calls: Number of examples on which each change was scored, and
             total number of program calls.
-        advice: One or two sentences that name the simplest change that gains as much as any
-            other, or advise keeping the program.
+        advice: A few sentences that name the simplest change with a proven gain that no other
+            clearly exceeds, or advise keeping the program.
         num_unread: Number of the program's own replies that could not be parsed.
         num_failed: Number of the program's own calls that failed.
-        no_difference: Why all gains are 0, such as "every score was 0 in 80 calls". If this is
-            given, the printed text omits the levers. Empty if scores differed, or if too few were
-            compared.
+        no_difference: Why all gains are 0, such as "every score was 0 in 80 calls". If it is
+            not empty, the printed text omits the levers. Empty if scores differed, or if too few
+            were compared.
     """
 
     score: float
@@ -295,7 +296,7 @@ class Headroom:
         counts = self._counts("calls", self.num_failed, [lever.num_failed for lever in self.levers])
         if counts:
             yield (
-                f"{counts} failed. They get the mean score of the other programs, so these gains are less "
+                f"{counts} failed. They get the mean score of the other programs, so the gains are less "
                 "reliable."
             )
 

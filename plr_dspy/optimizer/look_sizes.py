@@ -15,8 +15,8 @@ from plr_dspy.search.space import Candidate
 class LookSizes:
     """A function that returns the minimum number of examples on which to score each candidate at once.
 
-    This minimum grows with the number of uncached tokens in a candidate's demos. The last candidate
-    is remembered between calls, because the server's cache still contains its prompt.
+    This minimum grows with the number of uncached tokens in a candidate's instructions and demos. The
+    last candidate is remembered between calls, because the server's cache still contains its prompt.
 
     Args:
         setup: The setup of the compile run, including its examples.
@@ -27,7 +27,7 @@ class LookSizes:
 
     def __init__(self, setup: CompileSetup, prefixes: PromptPrefixes, *, max_share: float) -> None:
         self._prefixes = prefixes
-        self._max_new_tokens = max_share * example_tokens(setup)  # uncached demo tokens per example
+        self._max_new_tokens = max_share * example_tokens(setup)  # uncached tokens per example
         self._last: Candidate = setup.slots.space.identity
         # If the adapter cannot build prompts without real inputs, raise the adapter's error now.
         self._prefixes.size(self._last)

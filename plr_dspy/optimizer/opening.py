@@ -100,7 +100,7 @@ def _warn_of_larger_run(path: Path, num_results: int) -> None:
     """Warn if the report at `path` describes a finished run with more calls than this run may make."""
     try:
         earlier = Report.load(path)
-    except (OSError, UserError):  # There is no report, or another version wrote it.
+    except (OSError, UserError):  # There is no report, or it cannot be read.
         return
     num_calls = earlier.program_calls["total"]
     if num_calls > num_results and not earlier.is_unfinished:

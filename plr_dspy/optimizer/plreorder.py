@@ -22,13 +22,14 @@ class PLReorder(LearningOptimizer):
     Args:
         metric: A function ``metric(example, prediction)`` that returns a bool, a number or a
             ``Prediction(score=...)``; higher is better. Any other parameters, such as
-            ``trace``, get their defaults or None.
+            ``trace``, get their defaults or None. Metrics over a set, such as
+            ``F1("positive")``, are also accepted.
         signal: The signal that the search learns from. "score" is the metric's score. "logprobs"
             adds the log-probabilities of labels, so that far fewer calls are needed. The endpoint
             must return log-probabilities, and exactly one output must be a Literal, an enum or a
             bool. The metric must depend only on this output. "auto" uses log-probabilities if these
             conditions are met; if they are not, the report says why.
-        calibrate: Whether to compare orders by their calibrated answers and return a
+        calibrate: Whether to compare orders by their calibrated answers and return the best as a
             `CalibratedProgram` (docs/calibration.md). Calibration needs log-probabilities, but
             no extra calls. True tries several shares of labels and uses the best; a dict
             specifies the share of each label. Gains are relative to the unchanged student.
@@ -70,7 +71,7 @@ class PLReorder(LearningOptimizer):
 
     Attributes:
         report: The `Report` on the last call to `compile`, even if the call was interrupted or
-            raised an error. None before the first call.
+            raised an error. None before the first call, and if a call ended before the search.
         best_program: The program that the last call to `compile` returned. If the call was
             interrupted or raised an error, this is the best program found by then.
 

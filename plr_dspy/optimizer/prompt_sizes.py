@@ -36,7 +36,7 @@ def retrieved_tokens(predictor: dspy.Predict) -> int:
 def prompt_tokens(slots: PoolSlots, candidate: Candidate, program: dspy.Module) -> int:
     """Return the number of tokens in the instructions and demos of a candidate's prompts.
 
-    `program` is the candidate's program. If its prompts cannot be built, count only the tokens in its demos.
+    `program` is the candidate's program. If its prompts cannot be built, count only the demos' tokens.
     """
     try:
         predictors = [part for _, part in program.named_sub_modules(dspy.Predict)]

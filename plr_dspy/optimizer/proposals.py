@@ -1,8 +1,8 @@
 """Instructions that a prompt model proposes before the search, with DSPy's `GroundedProposer`, as in MIPROv2.
 
-The prompt model's first task describes the data. Each further task writes one instruction for one
-predictor. A task usually takes three calls. The run log keeps the results of tasks as call records,
-so a resumed run does not pay for them again.
+The prompt model's first task is to describe the data. Each further task is to write one instruction
+for one predictor. A task usually takes three calls. The run log keeps the results of tasks as call
+records, so a resumed run does not pay for them again.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ SHARE = 0.4
 
 
 def planned_proposals(program: dspy.Module, number: int) -> list[Proposal]:
-    """Return one task that describes the data, and `number` tasks per predictor that write instructions."""
+    """Return a task to describe the data, and `number` tasks per predictor to write instructions."""
     proposals = [Proposal("", 0)]
     for name, _ in program.named_predictors():
         proposals += [Proposal(name, i) for i in range(1, number + 1)]
@@ -130,7 +130,7 @@ class ProposalWork(PromptModelWork):
 def make_proposals(setup: CompileSetup, work: ProposalWork, payer: ProgramEvaluator) -> list[Proposal]:
     """Run the planned tasks or read their results from the log, and return the finished tasks.
 
-    Omit tasks for which `SHARE` of the time and cost limits is not enough.
+    Stop early if `payer` raises an exception, or if the next call would exceed `SHARE` of a limit.
 
     Raises:
         RuntimeError: If calls failed and no instruction was proposed.
@@ -201,7 +201,7 @@ def _report_missing_proposals(
 
 
 def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) -> InstructionChoices:
-    """Return the usable instructions and the dropped instructions from proposals and rivals."""
+    """Return the usable and the dropped instructions, including those of `proposals` and rivals."""
     by_predictor: dict[str, list[Instruction]] = defaultdict(list)
     for proposal in proposals:
         if not (proposal.describes_data or proposal.record.error):
