@@ -44,7 +44,7 @@ MAX_CHARACTERS = 500  # maximum number of characters shown from each field of a 
 
 @dataclass(frozen=True)
 class FinishedProgram:
-    """The program that a compile run returns, and its entries for the report."""
+    """The program that a compile run returns, with some of the report's entries."""
 
     program: dspy.Module
     programs: list[Alternative] = field(default_factory=list)
@@ -109,17 +109,17 @@ def build_report(
 
 
 def _slow_entries(open_compile: OpenCompile, run: CompileRun, outcome: Outcome) -> dict[str, Any]:
-    """Return the entries that take seconds to compute. After an interrupt, return none, to save time."""
+    """Return the entries that take seconds to compute. After an interrupt, return an empty dict."""
     if outcome.stop.reason is StopReason.INTERRUPTED:
         return {}
     entries = yardsticks(open_compile.setup, run, outcome.decision)
-    # This may import litellm, which takes seconds.
+    # Counting tokens may import litellm, and this import takes seconds.
     entries["new_prompt_tokens"] = _new_prompt_tokens(open_compile)
     return entries
 
 
 def _tokens_by_model(evaluator: Evaluator) -> dict[str, Any]:
-    """Return the number of billed tokens of each kind, keyed by model."""
+    """Return the token counts of the run's calls, keyed by model and then by kind of token."""
     tokens: dict[str, Any] = defaultdict(Counter)
     for tokens_of_call in evaluator.log.tokens:
         for model, counts in tokens_of_call.items():
@@ -130,9 +130,9 @@ def _tokens_by_model(evaluator: Evaluator) -> dict[str, Any]:
 def _errors_of_scored_calls(
     setup: CompileSetup, evaluator: Evaluator, names: Sequence[str]
 ) -> list[ErrorCount]:
-    """Count the failed calls of the search and the final comparison by type of exception.
+    """Count the exceptions in calls of the search and the final comparison, by type and outcome.
 
-    `_errors_before_search` counts bootstrapping attempts and proposals, so leave them out here.
+    `_errors_before_search` counts bootstrapping attempts and proposals, so omit them here.
     """
     others = {attempt.key[0] for attempt in setup.attempts}
     others |= {proposal.prompt for proposal in setup.proposals}
@@ -155,7 +155,7 @@ def _errors_before_search(setup: CompileSetup) -> list[ErrorCount]:
 
 
 def _new_prompt_tokens(open_compile: OpenCompile) -> int | None:
-    """Return the number of prompt tokens that were not in a server's prefix cache.
+    """Estimate the number of prompt tokens that were not in a server's prefix cache.
 
     Return None if this number is unknown, for example because prompts cannot be built.
     """
@@ -166,7 +166,7 @@ def _new_prompt_tokens(open_compile: OpenCompile) -> int | None:
 
 
 def _over_best_user_program(setup: CompileSetup, decision: Decision) -> ProgramComparison | None:
-    """Return the comparison of the result with the best user program, or None without such a comparison."""
+    """Return the comparison of the result with the best of the user's programs, or None if none was made."""
     comparison = decision.over_best_user_program
     if comparison is None or decision.best_user_program is None:
         return None
@@ -190,7 +190,7 @@ def _candidate(setup: CompileSetup, decision: Decision, result: Result) -> Candi
 def _program_state(
     setup: CompileSetup, ordering: Ordering | WholeProgram, evaluator: Evaluator, *, calibrated: bool = False
 ) -> ProgramState:
-    """Return the report's entry on a program: its name, its demos, and the outcomes of its calls."""
+    """Return the report's entry on a program: its name, and its numbers of demos, tokens and calls."""
     slots = setup.slots
     records = evaluator.records_of(ordering).values()
     demo_tokens = None

@@ -2,8 +2,8 @@
 
 The best arrangements are run again on examples on which they scored low. The records of these calls
 contain each predictor's inputs and outputs, and the metric's feedback. From these records, the
-prompt model writes one instruction for each predictor. The run log keeps the records and the
-instructions, so a resumed run gets the same instructions at no cost.
+prompt model writes at most one instruction for each predictor. The run log keeps the records and
+the instructions, so a resumed run gets the same instructions at no cost.
 """
 
 import logging
@@ -66,7 +66,7 @@ class TracingWork(MetricWork):
 
 
 def _plain(fields: Any) -> Any:
-    """Return a call's fields as JSON data, which GEPA's proposer shows like the original values.
+    """Return a call's fields as JSON data that GEPA's proposer shows like the original values.
 
     As with the proposer's option `truncate_history_outputs`, shorten the results in histories.
     """
@@ -98,12 +98,12 @@ class RevisionWork(PromptModelWork):
 
 
 def propose_from_failures(open_compile: OpenCompile, failures: Mapping[int, Ordering]) -> CompileSetup:
-    """Ask the prompt model to revise instructions after failures, and return the setup with the revisions.
+    """Ask the prompt model to revise instructions, and return the setup with the usable revisions.
 
     Args:
         open_compile: The compile run.
-        failures: Arrangements that scored low, keyed by the index of the example. All of them
-            have the same instructions, and the prompt model revises these instructions.
+        failures: Arrangements, keyed by the index of the example on which each scored low. All of
+            them have the same instructions, and the prompt model revises these instructions.
     """
     setup = open_compile.setup
     slots = setup.slots
@@ -152,8 +152,8 @@ def _reflective_examples(predictor: str, records: Sequence[CallRecord]) -> list[
 def _propose(open_compile: OpenCompile, work: RevisionWork, task: Proposal, example: int) -> Proposal | None:
     """Make a proposal, or read it from the log.
 
-    Return None if the cost limit or the time limit prevents the call to the prompt model. If the
-    call fails, warn that the search continues without the instruction.
+    Return None if the cost limit or the time limit prevents the call to the prompt model. If an
+    error in the call would end the run, warn that the search continues without the instruction.
     """
     log = open_compile.evaluator.log
     budget = open_compile.evaluator.budget

@@ -36,14 +36,14 @@ logger = logging.getLogger(__name__)
 
 Teacher: TypeAlias = dspy.Module | Sequence[dspy.Module] | None  # as in DSPy's optimizers
 
-FEW_EXAMPLES = 30  # with fewer examples, chance mostly decides which order seems best
+FEW_EXAMPLES = 30  # with fewer examples, chance mostly decides which candidate seems best
 # Name of the scores in `detailed_results`, as in `dspy.GEPA`.
 SCORES_OF_RESULTS = "val_aggregate_scores"
 
 UNKNOWN_ANSWER = "..."  # placeholder for a teacher's answer in a demo until the teacher has run
 
-# `plain_arguments` omits these arguments. They do not affect the result, or `CompileSetup.settings`
-# adds them itself.
+# `plain_arguments` omits these arguments, because they do not affect the result or because
+# `CompileSetup.settings` adds them.
 OMITTED_ARGUMENTS = {"metric", "seed", "log_dir", "accept_changes", "display_progress"}
 
 
@@ -52,7 +52,7 @@ class Attempt(NamedTuple):
 
     example: int  # index in the trainset
     key: tuple[str, str]  # key of the attempt's record in the log
-    demos: dict[str, Any]  # demos keyed by predictor; empty if the answer was incorrect
+    demos: dict[str, Any]  # demos keyed by predictor; empty if no demo was made
     record: CallRecord
 
 
@@ -62,7 +62,7 @@ class Proposal:
 
     predictor: str  # name of the predictor; empty if the task is to describe the data
     number: int  # index among the predictor's tasks, starting at 1; 0 if the task describes the data
-    prompt: str = ""  # first part of the key of the task's record in the log
+    prompt: str = ""  # first part of the log record's key
     record: CallRecord = field(default_factory=lambda: CallRecord(None))
     from_failures: bool = False  # whether the instruction is based on failures seen in the search
 
@@ -128,30 +128,30 @@ class DemoChoices:
 
     program: dspy.Module  # a copy of the student
     slots: PromptSlots
-    original: Candidate  # candidate that is returned unless another is better
+    original: Candidate  # the candidate that is returned unless another one is better
     # Demos and examples that must not be used for scoring, besides the program's own demos.
     others: Sequence[Any] = ()
-    # Examples that become demos and examples that may be retrieved, both keyed by trainset index.
+    # Examples that may become demos and examples that may be retrieved, both keyed by trainset index.
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)
     retrievable: Mapping[int, dspy.Example] = field(default_factory=dict)
     teacher: dspy.Module | None = None  # program whose answers become demos; None means the student
-    # Instructions, keyed by predictor, that are not tried because they are too long, for example.
+    # Instructions that cannot be used, for example because they are too long, keyed by predictor.
     dropped_instructions: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
     prompt_model: dspy.BaseLM | None = None  # model that proposes instructions, if any
-    # The planned proposals and bootstrapping attempts. Results replace them once their calls are
-    # finished. `CompileSetup.plan` does not count these calls.
+    # Proposals and bootstrapping attempts: the planned ones or, after their calls, the finished ones.
+    # `CompileSetup.plan` does not include these calls.
     proposals: Sequence[Proposal] = ()
     attempts: Sequence[Attempt] = ()
 
     @property
     def rivals(self) -> list[Rival]:
-        """The user's programs. Each is a candidate in its unchanged form."""
+        """The user's programs. They compete unchanged with the other candidates."""
         return list(self.slots.rivals.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileSetup(DemoChoices):
-    """A compile run that has passed all checks but has not made any calls yet."""
+    """The options, examples, demo choices and plan of a compile run."""
 
     options: CompileOptions
     started: float  # value of `time.monotonic()` at the start of the compile run
@@ -163,12 +163,12 @@ class CompileSetup(DemoChoices):
 
     @property
     def scored_examples(self) -> Examples:
-        """The train split, followed by the selection split. Call records contain indices into this list."""
+        """The train split, followed by the selection split. The keys of scored calls index this list."""
         return [*self.splits.train, *self.splits.selection]
 
     @property
     def labels_of_metric(self) -> list[str]:
-        """The labels of the output that a metric over a set reads; empty for other metrics."""
+        """The labels that the output's type allows, for a metric over a set; empty for other metrics."""
         metric = self.options.metric
         if isinstance(metric, SetMetric):
             return metric.output_labels(self.program, self.scored_examples)
@@ -238,7 +238,7 @@ class CompileSetup(DemoChoices):
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, object]:
-    """Return arguments as plain data for the report's settings, with digests in place of objects."""
+    """Return arguments, except `OMITTED_ARGUMENTS`, as plain data, with digests in place of objects."""
     plain = {name: _plain(value) for name, value in arguments.items() if name not in OMITTED_ARGUMENTS}
     if "update" in arguments:
         rule = arguments["update"]
@@ -367,7 +367,7 @@ def checked_rivals(
 
 
 def checked_teacher(teacher: Teacher) -> dspy.Module | None:
-    """Return the teacher, the first teacher in a list, or None if the student is the teacher."""
+    """Return the teacher, or the first teacher in a list. None means that the student is the teacher."""
     if isinstance(teacher, (list, tuple)):
         teacher = teacher[0] if teacher else None
     if teacher is not None and not isinstance(teacher, dspy.Module):

@@ -16,7 +16,7 @@ from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.scoring.budget import window_of
 from plr_dspy.scoring.causes import FEWER_DEMOS
 
-# Number of examples whose tokens are counted. They are the examples with the longest inputs.
+# Number of examples whose tokens are counted: those with the longest inputs.
 NUM_LONGEST = 5
 
 
@@ -46,10 +46,10 @@ def _warnings(setup: CompileSetup) -> Iterator[str]:
 def _warning(
     setup: CompileSetup, predictor: dspy.Predict, more_tokens: int, *, program: str = ""
 ) -> Iterator[str]:
-    """Yield a warning if a predictor's longest prompt exceeds the context window.
+    """Yield a warning if a predictor's longest prompt may exceed the context window.
 
-    Tokens are counted with GPT-4o's tokenizer. `more_tokens` is the number of tokens in demos and
-    longer instructions. `program` is empty, or a phrase that names a user's program.
+    Tokens are counted with GPT-4o's tokenizer. `more_tokens` is the number of tokens that
+    demos and longer instructions add. `program` is empty, or a phrase that names a user's program.
     """
     model = str(getattr(model_of(predictor), "model", ""))
     window = window_of(model)
@@ -66,7 +66,7 @@ def _warning(
     if tokens > window:
         yield (
             f"prompts{program} may have up to about {tokens:,} tokens, but the context window of {model} holds only "
-            f"{window:,} tokens, and calls with longer prompts count as incorrect answers: shorten the inputs of "
+            f"{window:,} tokens, and calls with longer prompts are scored as incorrect: shorten the inputs of "
             f"{name}, or {FEWER_DEMOS}"
         )
 

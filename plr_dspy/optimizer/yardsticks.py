@@ -35,9 +35,9 @@ MAX_EXAMPLES = 500  # maximum number of examples on which the metric is called f
 
 
 def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict[str, Any]:
-    """Return the scores of random demos, a constant answer and a nearest-neighbor vote, for the report.
+    """Return the report's entries on random demos, a constant answer and a nearest-neighbor vote.
 
-    A score is missing or None if it is unknown, or if its method does not apply to the program.
+    An entry is missing or None if its score is unknown, or if its method does not apply to the program.
     """
     scores: dict[str, Any] = {}
     results = _vote_results(setup)
@@ -50,10 +50,10 @@ def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict
 
 
 def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | None:
-    """Return the expected score of random demos in a random order, as many as the limits allow.
+    """Return the expected score of as many random demos as the limits allow, in a random order.
 
-    Return None if the search scored fewer than `MIN_ORDERINGS` random orderings. Also return None if
-    a metric over a set has a label without a scored example.
+    Return None if no score model was fitted or if the search scored fewer than `MIN_ORDERINGS` random
+    orderings. Also return None if a metric over a set has a label without a scored example.
     """
     fitted = decision.fitted
     scores = run.observations.scores()
@@ -82,9 +82,9 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
 
 
 def _first_records(run: CompileRun, orderings: Sequence[Ordering]) -> list[dict[int, CallRecord]]:
-    """Return the first calls of each ordering, the same number for all.
+    """Return the records of each ordering's first calls, the same number for all orderings.
 
-    The search calls good orderings more often, so with all calls, their answers would count more.
+    The search calls good orderings more often, so using all calls would give them more weight.
     """
     rows = [run.observations.records[ordering] for ordering in orderings]
     number = min(map(len, rows))
@@ -94,7 +94,7 @@ def _first_records(run: CompileRun, orderings: Sequence[Ordering]) -> list[dict[
 def _score_at_random(
     run: CompileRun, decision: Decision, orderings: Sequence[Ordering], longest: Sequence[Ordering]
 ) -> float:
-    """Return the expected score of the `longest` orderings from the calls with random `orderings`."""
+    """Estimate the mean score of the `longest` orderings from the calls of the random `orderings`."""
     fitted = decision.fitted
     assert fitted is not None
     observations = run.observations
@@ -114,7 +114,7 @@ def _score_at_random(
 
 
 def _constant_answer(setup: CompileSetup) -> Alternative | None:
-    """Return the score of a constant answer, or None if there are no classes or the metric fails."""
+    """Return the score of the best constant answer, or None if it is unknown or labels are not classes."""
     if setup.splits.classes is None or not setup.program.predictors():
         return None
     examples = setup.scored_examples[:MAX_EXAMPLES]
@@ -132,7 +132,7 @@ def _vote_results(setup: CompileSetup) -> dict[int, Any]:
     """Return the metric's results for a majority vote of each example's nearest neighbors.
 
     The vote needs no language model. The results are keyed by indices in `setup.scored_examples`.
-    The dict is empty if a vote is not possible.
+    The dict is empty if a vote is not possible, or if the metric fails, is slow or calls a model.
     """
     slots = setup.slots
     predictors = setup.program.named_predictors()

@@ -148,7 +148,7 @@ class PlackettLuce:
         return torch.stack(shares)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return JSON data from which `from_state()` can restore the distribution."""
+        """Return JSON data from which `from_state()` can restore the distribution, except its generator."""
         tensors = {name: getattr(self, name) for name in STATE_TENSORS}
         state = {name: tensor.tolist() for name, tensor in tensors.items() if tensor is not None}
         if self.length < self.num_items:
@@ -175,7 +175,7 @@ class PlackettLuce:
 
 
 def padded(rankings: Sequence[Sequence[int]], width: int) -> Tensor:
-    """Return rankings of any lengths as one padded tensor ``[m, width]``."""
+    """Return rankings of at most `width` items as one padded tensor ``[m, width]``."""
     rows = [[*ranking] + [NOT_SHOWN] * (width - len(ranking)) for ranking in rankings]
     return torch.tensor(rows, dtype=torch.long).view(len(rows), width)
 
@@ -190,7 +190,7 @@ def item_positions(rankings: Tensor, num_items: int) -> Tensor:
 
 
 def log_probabilities(logits: Tensor, rankings: Tensor) -> Tensor:
-    """Return the log-probability that an ordering of all items begins with each ranking, ``[..., k]``."""
+    """Return the log-probability that an ordering of all items begins with each of the `rankings`."""
     num_items = logits.shape[-1]
     positions = item_positions(rankings, num_items)
     orderings = positions.argsort(dim=-1, stable=True)

@@ -1,7 +1,8 @@
 """Update rules that refit a Plackett-Luce distribution to the best orderings of a round, the elites.
 
 The elites (a term from PLR Algorithm 1) are the rows of a tensor ``[m, n]``. Elites that show only
-some of the n items are padded with -1. An update rule learns only from the items that are shown.
+some of the n items are padded with -1. Update rules assume that the other items come last, in an
+unknown order.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +29,7 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class UpdateRule(ABC):
-    """The base class of update rules. A subclass defines `update`, and may have a `name` for reports.
+    """The base class of update rules. A subclass defines `update`, and may define a `name` for reports.
 
     A subclass with attributes of its own must be a `pydantic.dataclasses.dataclass`.
 
@@ -178,9 +179,9 @@ def _likelihood_gradient(positions: Tensor, weights: Tensor) -> Callable[[Tensor
 
     def gradient(theta: Tensor) -> Tensor:
         # The derivative with respect to an item's logit is a weighted sum with one term per elite. The
-        # term is 1 if the elite shows the item, else 0, minus a sum of probabilities. These are the
-        # item's probabilities of being drawn at each position up to its own. Strengths are proportional
-        # to exp(theta). Clamp them, because strengths that are rounded to 0 can cause divisions by 0.
+        # term is 1 if the elite shows the item, else 0, minus the item's probabilities of being drawn at
+        # each shown position up to its own. Strengths are proportional to exp(theta). Clamp them,
+        # because strengths that are rounded to 0 can cause divisions by 0.
         strengths = (theta - theta.amax(dim=-1, keepdim=True)).exp().clamp_min(tiny)
         remaining = strengths[..., orderings].flip(-1).cumsum(dim=-1).flip(-1)  # [*c, m, n]
         inverse = (shown_in_order / remaining).cumsum(dim=-1)
@@ -230,7 +231,8 @@ def update_rule(update: str | UpdateRule) -> UpdateRule:
 
     Raises:
         ValueError: If no update rule has this name.
-        TypeError: If `update` is neither a string nor an update rule.
+        TypeError: If `update` is neither a string nor an update rule, or if its `smoothing` is not
+            a float.
     """
     rules = {rule.name: rule for rule in (RankEMA, MaximumLikelihood, MixtureEM)}
     names = ", ".join(map(repr, rules))

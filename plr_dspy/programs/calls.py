@@ -47,7 +47,7 @@ PROVIDER_PACKAGES = ("dspy", "lm15", "litellm", "openai")
 CACHED_TOKENS = ("cached_tokens", "cache_creation_tokens")  # kinds of prompt tokens with separate prices
 SECONDS_AFTER_INTERRUPT = 2.0  # maximum time to wait for running calls
 MAX_LINE = 200  # maximum number of characters in a logged error message
-FAILED_SHARE = 0.05  # share of calls that may fail, unless DSPy's max_errors allows more
+FAILED_SHARE = 0.05  # limit on failed examples, as a share of the calls, if above DSPy's max_errors
 
 
 class WrongAnswer(Exception):
@@ -106,7 +106,7 @@ class MetricWork:
         return self._scored(example, self._answered(program, example))
 
     def answering(self, program: dspy.Module, revision: Revision | None) -> dspy.Module:
-        """Return a program that revises its answers, or `program` itself if `revision` is None."""
+        """Return `program` itself. Subclasses may return a program that revises its answers."""
         return program
 
     def _answered(self, program: dspy.Module, example: int) -> Any:
@@ -119,7 +119,7 @@ class MetricWork:
             with dspy.context(plr_dspy_scored=original, **_truncation_counting()):
                 return program(**inputs)
         except Exception as error:
-            # Compare names, too, because custom LMs may raise litellm's exception of the same name.
+            # Compare names, too, because custom LMs may raise litellm's exception instead of DSPy's.
             if (
                 isinstance(error, WRONG_ANSWERS)
                 or type(error).__name__ == ContextWindowExceededError.__name__
@@ -159,7 +159,7 @@ def _truncation_counting() -> dict[str, list[Any]]:
 def error_name(error: BaseException) -> str:
     """Return the name of an exception's class.
 
-    Prefix the name with its package if it could be mistaken for a provider's error.
+    Prefix the name with the class's package if the name could be mistaken for a provider's error.
     """
     name = type(error).__name__
     package = type(error).__module__.partition(".")[0]
@@ -239,13 +239,14 @@ class ProgramEvaluator:
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
         """Make the calls in `cells`, starting them in the given order, until the budget is spent.
 
-        If `cells` maps a key to None instead of a candidate, `work` runs its own program.
+        If `cells` maps a key to None instead of a candidate, `work` runs its own program. If there
+        is a maximum cost, new rivals are called first.
 
         Raises:
             KeyboardInterrupt: If the run is interrupted.
             ValueError: If the budget has a maximum cost, but the price of a call is unknown.
-            Exception: The last error of a call, if the failures reach `max_errors` or if every further
-                call would fail in the same way.
+            Exception: The error of the last failed call, if the failures reach `max_errors` or if
+                every further call would fail in the same way.
         """
         self.log.begin_batch()
         orderings = {ordering for ordering in cells.values() if ordering is not None}
@@ -270,7 +271,7 @@ class ProgramEvaluator:
             )
 
     def _call_each_rival(self, pending: PendingCalls, programs: Mapping[Candidate, dspy.Module]) -> None:
-        """Call each new rival first, until the cost of one of its calls is known."""
+        """Call each new rival before other candidates, until the cost of one of its calls is known."""
         for rival in [
             rival for rival in self.slots.rivals if rival in programs and rival not in self._priced
         ]:
@@ -355,7 +356,7 @@ class ProgramEvaluator:
     def _handle_failure(
         self, failure: BaseException, example: int, ordering: Candidate | None, message: str
     ) -> None:
-        """Log a warning about a failed call, and end the run if necessary."""
+        """Warn of a failed call if its message is new, and end the run if necessary."""
         self._failed_examples.add(example)
         place = f"on {self._names[example]}"
         if ordering is not None and ordering in self.slots.rivals:
@@ -438,7 +439,7 @@ class Usage(UsageTracker):
 
 
 def adapter_advice() -> str:
-    """Return advice on replies that the adapter cannot parse. The text completes a sentence."""
+    """Return advice on replies that the adapter cannot parse. The text continues a sentence."""
     adapter = type(current_adapter()).__name__
     other = "PlainTextAdapter() for small and base models"
     if adapter == "PlainTextAdapter":

@@ -124,7 +124,7 @@ class Checked:
 def _one_line_errors(checked_class: Any, values: Mapping[str, object]) -> Iterator[None]:
     """Turn a pydantic error into a one-line `UserError` that shows each invalid argument and its value.
 
-    A field's description replaces pydantic's message.
+    If a field has a description, the description replaces pydantic's message.
     """
     try:
         yield
@@ -173,7 +173,7 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
     """Raise an error if a program cannot run on the given examples.
 
     The check depends on DSPy's current settings, such as the LM. Also warn about demos that no
-    prompt shows and, if `to_order`, about demos that JSON cannot store.
+    prompt shows and, if `to_order`, about the first demo that JSON cannot store.
 
     Args:
         student: The program to check.
@@ -272,7 +272,7 @@ def program_inputs(program: dspy.Module) -> dict[str, ProgramInput]:
     """Return a program's inputs, keyed by name.
 
     If the program is a single predictor, the inputs are those of its signature. Otherwise, they
-    are the parameters of `forward`. A wrapper has the same inputs as the program inside.
+    are the named parameters of `forward`. A wrapper has the same inputs as the program inside.
     """
     program = unwrapped(program)
     if is_single_step(program):
@@ -329,7 +329,8 @@ def warn_of_json_obstacle(program: dspy.Module) -> None:
     obstacle = json_obstacle(program)
     if obstacle:
         logger.warning(
-            "%s, so program.save('x.json') will fail: convert the value to plain data, or pass save_program=True",
+            "%s, so program.save('x.json') will fail: convert the value to plain data, or use program.save('folder', "
+            "save_program=True)",
             obstacle,
         )
 

@@ -14,7 +14,7 @@ from plr_dspy.dspy_compat import BaseModule
 
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 CONTAINERS = (list, tuple, set, frozenset)
-# Maximum size of a module's list, dict or set that is copied. Copies of a module share larger ones.
+# Maximum size of a module's list, dict or set that is copied. Copies share larger ones without modules.
 LARGEST_COPIED = 1_000
 
 
@@ -22,8 +22,8 @@ class ProgramFactory:
     """A factory that copies a program for each candidate and never changes the original.
 
     `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. This factory
-    copies only modules, their small lists, dicts and sets, and all objects that refer to a
-    module. Copies share everything else.
+    copies only modules, their small lists, dicts and sets, and all objects that refer directly or
+    indirectly to a module. Copies share everything else.
     """
 
     def __init__(self, program: dspy.Module) -> None:
@@ -75,7 +75,7 @@ def _copied_parts(program: dspy.Module) -> dict[int, Any]:
     """Return the objects that are copied with a program, keyed by `id`.
 
     These are the program's modules, their small lists, dicts and sets, and all objects that refer
-    to a module.
+    directly or indirectly to a module.
     """
     values, holders = _reachable(program)
     modules = {key: value for key, value in values.items() if isinstance(value, BaseModule)}
@@ -95,7 +95,7 @@ def _copied_parts(program: dspy.Module) -> dict[int, Any]:
 
 
 def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
-    """Return all objects that are reachable from a program, and the ids of each object's holders.
+    """Return the objects that are reachable from a program, and the ids of each object's holders.
 
     An object's holders are the objects that refer to it directly. Both dicts are keyed by `id`.
     """

@@ -4,9 +4,9 @@ Digests are the same in every process. They cover a function's source, defaults,
 global variables, and an object's class and public attributes. Code of installed packages is
 represented by its name. Connection settings, such as keys and addresses, are omitted.
 `describe` also covers private attributes of the user's modules, except secrets and attributes that
-calls may change. `digest_of_program` covers the private attributes of all user objects, except
-secrets. It also covers the addresses of models, except that of the default model. Programs may
-differ only in these attributes or addresses.
+calls may change. `digest_of_program` covers the private attributes of all of the user's objects,
+except secrets. It also covers the addresses of models, except that of the default model: two
+programs may differ only in these attributes or addresses.
 """
 
 import ast
@@ -36,7 +36,7 @@ from plr_dspy.programs.copying import attributes, is_language_model
 logger = logging.getLogger(__name__)
 
 ATOMS = (type(None), bool, int, float, str, bytes)
-# Names of connection settings. Digests omit these settings because they do not affect scores.
+# Names of connection settings. `digest` omits these settings because they do not affect scores.
 ACCESS = re.compile(
     r"key|secret|password|token$|credential|url|api_base|endpoint|region|headers|timeout|retries|cache"
 )
@@ -46,10 +46,10 @@ SECRET = re.compile(r"api_key|secret|password|token$|credential")
 
 CONTAINERS = (dict, list, set, deque)
 CHANGING = (*CONTAINERS, int, float, date, random.Random)  # types of private attributes that calls may change
-# Types whose private attributes digests omit, because they do not affect scores or repeat other parts.
+# Types whose private attributes digests omit, because these repeat other parts or do not affect scores.
 WITHOUT_PRIVATE = (type, FunctionType, Enum, BaseModel, dspy.Example, dspy.BaseLM, dspy.Embedder, *CONTAINERS)
 
-# DSPy objects' attributes that digests omit: they do not affect scores, or vary due to rounding errors.
+# Attributes of DSPy objects that digests omit: they do not affect scores, or vary with rounding errors.
 IGNORED = ("callbacks", "history", "corpus_embeddings", "index")
 
 
@@ -71,7 +71,7 @@ def digest_of_program(program: dspy.Module, *others: object) -> str:
 def describe(
     program: dspy.Module, metric: object, models: Sequence[object], adapter: object
 ) -> dict[str, str]:
-    """Return digests of everything that affects a program's scores, keyed by names for error messages."""
+    """Return digests of a program's modules, the metric, the adapter and the models, keyed by name."""
     modules = dict(program.named_sub_modules())
     facts = {}
     for name, module in modules.items():
@@ -141,7 +141,8 @@ class _ModuleDigests(_Digests):
     def _covers(self, owner: object, part: object) -> bool:
         """Return whether to cover a private attribute.
 
-        Omit attributes that may change with each call, such as caches, counters and random states.
+        Cover only attributes of modules. Omit those that may change with each call, such as caches,
+        counters and random states.
         """
         return isinstance(owner, dspy.Module) and (isinstance(part, bool) or not isinstance(part, CHANGING))
 
@@ -211,7 +212,7 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
     parts: dict[str, object] = {"": kind}
     for name, part in attributes(value).items():
         if is_of_library:
-            # Other attributes of library objects, such as connections, differ between processes.
+            # Other attributes of library objects, such as connections, may differ between processes.
             is_setting = type(part) in ATOMS and not name.startswith("_") and not ACCESS.search(name)
             is_covered = is_setting or hasattr(type(part), "__array__")
         else:
@@ -244,7 +245,7 @@ def _addresses(lm: object) -> dict[str, str]:
 
 
 def _parts_of_function(function: FunctionType) -> dict[str, object]:
-    """Return a function's source and the values of the variables that it may read."""
+    """Return a function's source (or a library function's name) and the values of variables it may read."""
     variables: dict[str, object] = {}
     code = _name(function)
     if not is_library(function.__module__):
@@ -259,7 +260,7 @@ def _parts_of_function(function: FunctionType) -> dict[str, object]:
 
 
 def _parts_of_class(kind: type) -> dict[str, object]:
-    """Return a class's name and members, except members inherited from library classes."""
+    """Return a class's name and members. Omit members of library classes and most special methods."""
     parts: dict[str, object] = {"": _name(kind)}
     members: dict[str, object] = {}
     for base in reversed(kind.__mro__):

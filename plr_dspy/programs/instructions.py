@@ -35,8 +35,8 @@ class InstructionChoices:
     """The instructions to choose from, and the instructions that cannot be used.
 
     Attributes:
-        by_predictor: The usable instructions of each predictor with at least two, starting with the
-            predictor's own.
+        by_predictor: The usable instructions of each predictor that has at least two of them. The
+            predictor's own instruction comes first.
         dropped: The instructions that cannot be used, keyed by predictor name.
     """
 
@@ -139,7 +139,7 @@ def check_usable(given: Mapping[str, Sequence[Instruction]], choices: Instructio
             f"{instruction.origin}: {instruction.reason}" for instruction in unusable[:MOST_REASONS]
         )
         raise UserError(
-            f"at least one of the instructions must change the prompt for predictor {name!r}; got none ({reasons}): "
+            f"at least one of the instructions for predictor {name!r} must be usable; got none ({reasons}): "
             "pass other instructions, or omit the argument instructions"
         )
 

@@ -1,4 +1,4 @@
-"""Records of a compile run's adapter and models, to warn if the program is later used with others."""
+"""Records of the adapter and models that a program was compiled with, to warn if they change later."""
 
 from collections.abc import Iterable
 from typing import Any

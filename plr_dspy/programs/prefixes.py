@@ -56,7 +56,7 @@ class PromptPrefixes:
         return num_tokens
 
     def num_new(self, calls: Iterable[tuple[Candidate, Tokens]]) -> int | None:
-        """Return the number of uncached prompt tokens if `calls` are made in the given order.
+        """Estimate the number of uncached prompt tokens if `calls` are made in the given order.
 
         Return None if a model did not report the token counts of a call.
         """

@@ -52,7 +52,7 @@ class Rival:
         predictors: All predictors, including those in modules that another optimizer marked
             as compiled.
         models: Language models of the predictors.
-        digest: Digest of everything except the name. Identical programs have equal digests.
+        digest: Digest of the program, without its name. Identical programs have equal digests.
     """
 
     def __init__(self, name: str, program: dspy.Module) -> None:
@@ -116,7 +116,7 @@ class Rival:
 def _retrieval_of(predictor: dspy.Predict) -> Any:
     """Return the settings with which a predictor retrieves its demos, or None if its demos are fixed.
 
-    Ignore a user's own attribute `retrieval`, which has no `guarded`.
+    If the user defines another attribute `retrieval`, ignore it: it has no `guarded`.
     """
     retrieval = getattr(predictor, "retrieval", None)
     return retrieval if hasattr(retrieval, "guarded") else None

@@ -45,8 +45,8 @@ class Slot:
         predictor: Name of the predictor in the program.
         demos: The demos in their original order. In a pool, the student's own demos come first.
         blocks: Groups of demo indices. Only demos in the same group can swap places. Most adapters
-            show incomplete demos before complete demos, so these form separate groups. A pool is a
-            single group.
+            show incomplete demos before complete demos, so the two form separate groups. A pool is
+            a single group.
         classes: Each demo's class, by block. Demos of the same class have the same answer.
         kinds: Each demo's kind, by block. Demos of the same kind look the same in a prompt.
         pool: The pooled demos. Empty if only the order varies.
@@ -398,7 +398,8 @@ class PoolSlots(PromptSlots):
     def showing(self, share: float) -> Candidate:
         """Return an arrangement of the first demos of each pool.
 
-        Show the fraction `share` of the maximum, but at least the minimum. If this is not allowed, drop demos.
+        Show the fraction `share` of the maximum, but at least the minimum. If the arrangement is
+        not allowed, drop demos.
         """
         numbers = [max(minimum, math.ceil(share * maximum)) for minimum, maximum in self.space.limits]
         arrangement = tuple(tuple(range(number)) for number in numbers)

@@ -72,8 +72,8 @@ def make_splits(
 ) -> Splits:
     """Split the examples into a train split and a selection split.
 
-    Duplicates and examples that demos show are omitted. The splits do not depend on the order of
-    the examples.
+    Omit duplicates, examples that demos show, and trainset examples whose inputs are also in the
+    valset. The splits do not depend on the order of the examples.
 
     Args:
         trainset: Examples for training. If `valset` is empty, a fifth of them is used for
@@ -120,7 +120,7 @@ def make_splits(
 
 
 def _has_inputs(example: dspy.Example) -> bool:
-    """Return whether an example has a non-empty input. Return True for an example without inputs, too."""
+    """Return whether an example has a non-empty input, or no input fields at all."""
     values = [value for _, value in example.inputs().items()]
     return not values or not all(value is None or (isinstance(value, str) and not value) for value in values)
 
@@ -171,7 +171,7 @@ def _warn_of_conflicts(examples: Examples, sources: Sequence[Hashable], names: S
 
 
 def _different_fields(first: dspy.Example, second: dspy.Example) -> list[str]:
-    """Return the names of the non-input fields whose values differ between two examples."""
+    """Return the names of the shared non-input fields whose values differ between two examples."""
     first_labels = dict(first.labels().items())
     second_labels = dict(second.labels().items())
     fields = sorted(first_labels.keys() & second_labels.keys(), key=str)
@@ -219,7 +219,8 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int) -> str:
     """Return an error message about an empty split."""
     if num_valset:
         needed = (
-            "trainset and valset must each contain an example that is not in the other and that no demo shows"
+            "trainset and valset must each contain an example that no demo shows, and trainset must have one whose "
+            "inputs are not in valset"
         )
         numbers = (
             f"{count(num_trainset, 'example')} in trainset ({len(splits.train)} usable) and {num_valset} in valset "
@@ -227,12 +228,9 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int) -> str:
         )
     else:
         num_usable = len(splits.train) + len(splits.selection)
-        needed = "trainset must contain at least two examples that no demo shows"
+        needed = "trainset must contain at least two different examples that no demo shows"
         numbers = f"{count(num_trainset, 'example')} ({num_usable} usable)"
-    return (
-        f"{needed}; got {numbers}, because duplicates and examples that demos show cannot be used: pass more examples, "
-        "or fewer demos"
-    )
+    return f"{needed}; got {numbers}: pass more examples, or fewer demos"
 
 
 def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str] = ()) -> set[int]:
@@ -240,12 +238,12 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
 
     A demo shows an example if one of these rules applies:
 
-    - The demo and the example share input names, and their values under these names are equal.
+    - The demo has fields with names of inputs, and the example has equal values in all of them.
     - The demo contains all input values of the example. Names may differ, because inner predictors
       may rename inputs.
 
     Values are equal if `input_key` returns the same key for them. If a rule matches several examples,
-    and more than a tenth of all examples, the matches may be accidental. Then keep only the
+    and more than a tenth of all examples, the matches may be accidental. In this case, keep only the
     examples whose inputs are all in the demo under the same names.
 
     Args:
@@ -338,7 +336,7 @@ def mixed(
 
 
 def are_classes(labels: Sequence[Any]) -> bool:
-    """Return whether there are at least two labels and, on average, at least four examples per label."""
+    """Return whether there are at least two distinct labels, with at least four examples each on average."""
     return 1 < len(set(labels)) <= len(labels) / EXAMPLES_PER_CLASS
 
 
@@ -364,7 +362,7 @@ def source_of(inputs: Mapping[str, Any]) -> str:
 
 
 def input_key(value: Any) -> str:
-    """Return a string that identifies a value, regardless of case and whitespace."""
+    """Return a string that identifies a value. For values without media, ignore case, space and quotes."""
     key = value_key(value)
     if CUSTOM_TYPE_START_IDENTIFIER.encode() in key:
         return hashlib.sha256(key).hexdigest()

@@ -86,7 +86,7 @@ COMPILE = [
     (
         student,
         {"trainset": [EXAMPLES[-1]] * 30},
-        r"got 30 examples \(1 usable\), because duplicates and examples that demos show",
+        r"got 30 examples \(1 usable\): pass more examples, or fewer demos",
     ),
     (
         student,
@@ -167,7 +167,7 @@ COMPILE = [
     (
         student,
         {"valset": EXAMPLES[:6]},
-        "trainset and valset must each contain an example that is not in the other and that no demo shows",
+        "an example that no demo shows, and trainset must have one whose inputs are not in valset; got",
     ),
     (student, {"seed": -3}, "seed"),
     (student, {"seed": 1.5}, "seed"),
