@@ -21,9 +21,9 @@ from tqdm.contrib import DummyTqdmFile
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 PACKAGE = "plr_dspy"
-# Use DSPy's handler name and formats, so that all log lines look alike.
-HANDLER = "dspy_handler"
+HANDLER = "dspy_handler"  # the name that DSPy gives to its own handlers
 LM_LOGGER = "dspy.clients.lm"  # DSPy's logger for warnings about replies
+# Use DSPy's formats, so that all log lines look alike.
 LINE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TIME_FORMAT = "%Y/%m/%d %H:%M:%S"
 
@@ -43,18 +43,19 @@ SECRET_SHAPES = (
     r"()\b(?:sk|pk|gsk|hf|xai|ghp|gho)[-_](?=[\w*-]*\d)[\w*-]{6,}",
     r"()\b(?:AKIA[A-Z0-9]{8,}|AIza[\w-]{10,})",
 )
-# Minimum length of a secret in an argument. For environment variables, the minimum is twice as large.
+# Minimum length of a secret in an argument. The minimum is twice as large for environment variables that
+# are recognized only by their names.
 SHORTEST_SECRET = 6
 
 
 class LogLines(logging.Handler):
     """A handler that shows log lines in DSPy's format, unless the user has configured logging.
 
-    Lines below the level WARNING are shown only if the progress bar is shown.
+    Lines below the level WARNING are hidden within `progress_bar(display=False)`.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a log line to DSPy's stream, which `dspy.disable_logging` silences."""
+        """Write a log line to DSPy's stream, so that `dspy.disable_logging` silences it, too."""
         is_configured = logging.root.handlers or len(logging.getLogger(PACKAGE).handlers) > 1
         is_wanted = record.levelno >= logging.WARNING or _shows_progress.get()
         if is_configured or not is_wanted:
@@ -68,7 +69,7 @@ class LogLines(logging.Handler):
 
 
 def show_log_lines() -> None:
-    """Install the handler that shows the package's log lines, and remove any earlier handler of this name."""
+    """Install the handler that shows the package's log lines, and remove any earlier `HANDLER`."""
     handler = LogLines()
     handler.setFormatter(logging.Formatter(LINE_FORMAT, TIME_FORMAT))
     handler.set_name(HANDLER)
@@ -134,7 +135,7 @@ def progress_bar(
 ) -> Iterator[tqdm]:
     """Yield a progress bar for up to `total` program calls, and call `at_end` at the end.
 
-    Until then, show each DSPy warning about replies, such as truncated replies, only once.
+    Until then, show each DSPy warning about replies (for example, truncated ones) only once.
     """
     token = _shows_progress.set(display)
     is_disabled = os.environ.get("TQDM_DISABLE", "0") not in ("", "0")

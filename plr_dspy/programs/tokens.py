@@ -14,7 +14,7 @@ Messages = list[dict[str, Any]]
 
 # If this environment variable is set, litellm does not download prices on import.
 LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
-# A model has GPT-4o's tokenizer if its name without the provider begins with one of these prefixes.
+# A model has GPT-4o's tokenizer if its name, without provider and "ft:", begins with one of these prefixes.
 SAME_TOKENIZER = ("gpt-4o", "chatgpt-4o", "gpt-4.1", "gpt-4.5", "gpt-5", "gpt-oss", "o1", "o3", "o4")
 
 

@@ -8,7 +8,7 @@ from plr_dspy.report.formats import listed
 from plr_dspy.report.schema import Alternative, Candidate, Comparison, ReportData
 
 MAX_NAMED = 10  # maximum number of labels to name
-CLOSE = 0.01  # relative difference below which two scores are treated as equal
+CLOSE = 0.01  # relative difference up to which two scores are treated as equal
 
 
 def is_no_better(report: ReportData, score: float, baseline: Alternative) -> bool:
@@ -24,7 +24,7 @@ def is_no_better(report: ReportData, score: float, baseline: Alternative) -> boo
 
 
 def how_to_calibrate(report: ReportData) -> Iterator[str]:
-    """Recommend calibration without a search if `calibrate` was set, but the returned program is uncalibrated."""
+    """Recommend calibration without a search if `calibrate` was set but the result is uncalibrated."""
     if report.settings.get("calibrate") and not report.is_calibrated:
         yield (
             f"{optimizer_that_calibrates(report)} calibrates your program, or random demos, without a search: compare "
@@ -59,7 +59,7 @@ def failed_comparisons(candidate: Candidate, odds: float, min_probability: float
 
 
 def unseen_labels(comparison: Comparison) -> Iterator[str]:
-    """Yield a line with the names of the labels that scores and gains ignore, if there are any."""
+    """Yield a line that names the labels that scores and gains ignore, if there are any."""
     if comparison.unseen_labels:
         names = listed(map(repr, comparison.unseen_labels), MAX_NAMED)
         yield (

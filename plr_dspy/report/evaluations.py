@@ -53,8 +53,8 @@ class Evaluation:
         num_examples: Number of examples that every program answered.
         num_failed: Number of examples that were omitted because a call failed.
         constant: The score of the same answer to all inputs: the better of the two most frequent
-            labels. For a metric over a set, it is the best label of all. None if the first program
-            has no label output, or if the metric cannot score predictions with only a label.
+            labels or, for a metric over a set, the best label in the examples. None if the first
+            program has no label output, or if the metric cannot score such an answer.
     """
 
     programs: Mapping[str, ProgramScore]

@@ -26,7 +26,7 @@ class Picture(Figure):
 def figure(report: ReportData) -> Picture:
     """Plot the scores of the rounds, the original and the returned program against program calls.
 
-    If demos were chosen, also plot the scores of the best prompts against their numbers of tokens.
+    If `report.front` has entries, also plot the best scores against the numbers of prompt tokens.
     """
     num_plots = 1 + bool(report.undominated)
     picture = Picture(figsize=(7.0 * num_plots, 3.5), layout="constrained")

@@ -75,7 +75,7 @@ def unread_note(num_unread: int) -> str:
 
 
 def price(entry: FrontEntry) -> str:
-    """Format a prompt's size in tokens, without inputs. If the cost of predictions is known, add it."""
+    """Format a prompt's size in tokens, without inputs. Add the cost of predictions if known and not 0."""
     cost = f", {dollars(entry.cost)} per 1,000 predictions" if entry.cost else ""
     return f"{count(entry.prompt_tokens, 'prompt token')}{cost}"
 

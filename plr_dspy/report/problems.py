@@ -13,7 +13,7 @@ PROPOSED = "proposed["  # prefix of the origins of proposed instructions
 
 
 def problems(report: ReportData, programs: Mapping[str, ProgramState]) -> Iterator[str]:
-    """Yield a warning for each problem that affected many calls.
+    """Yield a warning for each problem that affected many calls or all proposed instructions.
 
     `programs` contains the states of the programs to check, keyed by their names in warnings.
     """

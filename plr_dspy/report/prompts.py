@@ -13,12 +13,12 @@ class SlotReport(Part):
     Attributes:
         ordering, original: Indices of the demos in prompt order, for the returned program and
             for the student.
-        blocks: Groups of demo indices. Only demos in the same group can swap places. There is
-            one group, unless the adapter regroups demos.
+        blocks: Groups of demo indices. Only demos in the same group can swap places. Demos from
+            a pool form one group. The groups of other demos depend on the adapter.
         distributions: Each block's final distribution, as a state to pass to
             `PlackettLuce.from_state`. If demos come from a pool, the first demo drawn is shown
             last.
-        demos: All demos as text.
+        demos: All demos as text. Long fields are shortened.
         origins: The source of each demo, such as "trainset[3]". Empty unless demos come from a
             pool.
     """
@@ -56,8 +56,8 @@ class InstructionReport(Part):
     """A predictor's instructions.
 
     Attributes:
-        chosen: Index of the returned program's instruction in `alternatives`. The student's own
-            instruction has the index 0.
+        chosen: Index of the returned program's instruction in `alternatives`. 0 means the
+            student's own instruction, or that one of the user's programs was returned.
         dropped: Instructions excluded from the search.
         distribution: The final distribution, as a state to pass to `PlackettLuce.from_state`.
             The prompt shows the first instruction of a draw.
@@ -86,9 +86,9 @@ class RetrievalReport(Part):
     """The choice between fixed demos and demos retrieved for each input.
 
     Attributes:
-        variation: Name of the chosen retrieval method, or None if demos are fixed.
-        text: Description of the retrieval method, or an empty string if demos are fixed.
-        num_pooled: Number of demos to retrieve from. All of them are saved with the program.
+        variation: Name of the chosen retrieval method, or None if no retrieval was chosen.
+        text: Description of this method, or an empty string if there is none.
+        num_pooled: Number of demos to retrieve from. A retrieving program is saved with all of them.
     """
 
     variation: str | None

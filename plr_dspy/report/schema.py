@@ -14,7 +14,7 @@ SCHEMA_VERSION: Literal[25] = 25  # version of the JSON format
 # Versions of the format that can be loaded. Fields that older versions lack have defaults.
 READABLE_VERSIONS = (23, 24, 25)
 
-# Reports call a prompt as good as the returned prompt if its expected score is at most this much lower.
+# Reports call a prompt as good as the returned one only if its expected score is at most this much lower.
 AS_GOOD = 0.01
 # Outcomes of calls that returned no usable answer.
 WRONG = "counted as wrong"
@@ -38,7 +38,7 @@ class Iteration(Part):
             first time.
         mean_score, best_score: Mean and maximum of these orderings' mean scores.
         best_score_so_far, best_ordering: The best estimated score after this round, and the
-            ordering with this score: a permutation for each block, or the name of a whole
+            ordering with this score: the item order of each block, or the name of a whole
             program.
         program_calls: Number of program calls so far.
     """
@@ -62,19 +62,20 @@ class Iteration(Part):
 
 
 class Candidate(Part):
-    """An ordering in the final comparison, or a program that finished a race.
+    """A candidate in the final comparison, or a program that finished a race.
 
     Attributes:
-        ordering: For each predictor, the indices of its demos in prompt order.
+        ordering: For each predictor, the indices of its demos in prompt order. Empty lists for a
+            whole program.
         instructions: Index of each predictor's instruction in the `alternatives` of
             `ReportData.instructions`.
-        score: Mean score on the selection split, or on the examples of the race.
+        score: Mean score, or value of a metric over a set, on the compared examples.
         expected_gain, probability, probability_worse: Expected gain over the uncalibrated original
             on new examples, and the probabilities that the candidate is better or worse.
         over_calibrated, worse_than_calibrated: Probabilities that the candidate is better or worse
             than the calibrated original. Both are None if answers are not calibrated, or if the
             candidate is the original.
-        name: The program's name in `programs`, or an empty string for an ordering.
+        name: The program's name in `programs`, or an empty string for all other candidates.
     """
 
     ordering: dict[str, list[int]]
@@ -98,10 +99,10 @@ class Alternative(Part):
         score, interval: Expected score on new examples, and its 95% interval. The interval is None
             for simpler methods, and if it is unknown.
         num_examples: Number of examples that the score is estimated from.
-        tokens: Total number of tokens in the demos, counted with GPT-4o's tokenizer, or 0 in
-            `programs`.
+        tokens: Total number of tokens in the demos, counted with GPT-4o's tokenizer, or 0 for
+            the user's programs.
         num_demos: Total number of demos.
-        ordering, instructions: As in `Candidate`, but empty outside `front`.
+        ordering, instructions: As in `Candidate`, but empty for simpler methods.
         num_unread: As in `ProgramState`, but 0 for simpler methods.
     """
 
@@ -126,7 +127,7 @@ class FrontEntry(Alternative):
             instructions and demos of all predictors, counted with GPT-4o's tokenizer.
         cost: Cost of 1,000 predictions in US dollars at litellm's list prices, or None if
             unknown. Answers are assumed to be as long as in the compile run. Instructions and
-            fixed demos are assumed to be cached if caching is cheaper.
+            fixed demos are priced as cached tokens if the model has a price for them.
         is_as_good: Whether the candidate qualifies for `program_with(within=.01)`.
         is_returned: Whether the candidate is the returned program.
     """
@@ -142,7 +143,8 @@ class Comparison(Part):
     """A comparison of the chosen order with the original order, on the selection split or in a race.
 
     Attributes:
-        original, chosen, gain: Mean scores on the compared examples, and their difference.
+        original, chosen, gain: Scores on the compared examples (mean scores, or the values of a
+            metric over a set), and their difference.
         interval: 95% interval of `gain`, Bonferroni-corrected for the number of orders or
             raced programs.
         expected_gain, gain_interval: Expected gain on new examples and its 95% interval. The
@@ -203,7 +205,7 @@ class Evidence(Part):
 
     num_met: int  # number of examples on which at least two orders were scored
     num_differing: int  # number of examples on which scores differed
-    num_compared: int  # number of examples on which the original and the most promising order were scored
+    num_compared: int  # number of examples with scores of the original and the chosen or most promising order
 
 
 class ErrorCount(Part):
@@ -242,7 +244,7 @@ class CalibrationEffect(Part):
             order.
         applied: Whether the returned program is calibrated.
         shares: For each label, the share of answers that calibration aims for. Empty if
-            calibration does not improve the score.
+            calibration does not improve a metric over a set.
     """
 
     original: float
@@ -257,14 +259,15 @@ class ProgramState(Part):
 
     Attributes:
         num_demos: Total number of demos in all predictors.
-        demo_tokens: Total number of tokens in these demos, or None if no demos were chosen.
-        prompt_tokens: As in `FrontEntry`, or None if no demos were chosen.
+        demo_tokens: Total number of tokens in these demos, or None if the run chose no demos from
+            pools.
+        prompt_tokens: As in `FrontEntry`, or None if the run chose no demos from pools.
         num_calls: Number of calls that scored the program.
-        num_failed: Number of calls without a score.
+        num_failed: Number of calls without a score, including those with an unparsable reply.
         num_unread: Number of calls with an unparsable reply. If the program is calibrated, replies
             with label probabilities do not count, because their likeliest label is the answer.
-        num_truncated: Number of calls with a reply that was cut off at `max_tokens`. It is 0 if DSPy's history
-            was disabled.
+        num_truncated: Number of calls with a reply cut off at `max_tokens`, or 0 if DSPy's
+            history was disabled.
         name: The program's name in `programs`, or an empty string for all other programs.
     """
 
@@ -300,8 +303,8 @@ class ReportData(Part):
             did not score orders.
         signal: The signal that the search learned from, or None if the metric did not score
             orders.
-        calibration: The effect of calibration, or None if the calls returned no
-            log-probabilities.
+        calibration: The effect of calibration, or None if it is unknown, for example because
+            calls returned no log-probabilities.
         history: The rounds of the search.
         program_calls: Number of calls in each phase: "bootstrap" (for demos), "search", "race"
             (of the best orders) and "final" (the comparison). "total" is the number of all calls,
@@ -320,17 +323,19 @@ class ReportData(Part):
         schema_version: Version of the JSON format. A report that is loaded from a file with an
             older version gets the current version.
         front: The best candidate for each combination of kind, number of demos and instruction,
-            cheapest first. Empty if no demos were chosen.
-        programs: The user's programs, best first.
-        instructions: The instructions of each predictor that has several. Empty if there was no
-            choice of instructions.
+            cheapest first. Empty after an error, if nothing was scored, or if the run chose no demos
+            from pools.
+        programs: The user's programs that were scored, best first.
+        instructions: The instructions of each predictor with alternatives to its own instruction,
+            including alternatives that cannot be used.
         proposals: The calls that proposed instructions, or None if there were no such calls.
         retrieval: The choice between fixed and retrieved demos, or None if retrieved demos were
             not tried.
         random: Expected score of random demos, or of the same demos in a random order. None if
             unknown.
         constant: Score of the same answer to all inputs: the better of the two most frequent
-            labels. For a metric over a set, it is the best label of all. None if unknown.
+            labels, or the best label for a metric over a set. If no output is a label, it is the
+            most frequent answer. None if unknown.
         vote: Score of answering with the most frequent label among the `max_demos` nearest
             examples, or None if unknown.
         vote_gain: The gain of `vote` over the returned program, or None if unknown.

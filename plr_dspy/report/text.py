@@ -278,7 +278,7 @@ def _better_but_uncertain(report: ReportData, comparison: Comparison) -> Iterato
 
 
 def _uncertainty(report: ReportData, candidate: Candidate) -> str:
-    """Say why a candidate was not chosen, with its probabilities and the rule that they do not meet."""
+    """Say why a candidate was not chosen: a loss is likelier, or the probabilities do not meet the rule."""
     probabilities = _probabilities(candidate.probability, candidate.probability_worse)
     if candidate.over_calibrated is not None and candidate.worse_than_calibrated is not None:
         over_calibrated = _probabilities(candidate.over_calibrated, candidate.worse_than_calibrated)
@@ -433,5 +433,5 @@ def _cheaper_prompt(report: ReportData) -> Iterator[str]:
         return
     yield (
         f"a cheaper prompt is probably as good, within {AS_GOOD}: {cheapest.name} ({price(cheapest)} instead of "
-        f"{price(returned)}); build it: optimizer.program_with(within={AS_GOOD})"
+        f"{price(returned)}); to build it, call optimizer.program_with(within={AS_GOOD})"
     )

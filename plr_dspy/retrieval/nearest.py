@@ -76,7 +76,8 @@ class Pool:
         predictor: The predictor whose input fields are compared, and whose output fields
             define the demos' classes.
         demos: The demos to search, as examples or dicts.
-        sources: For each demo, the identifier of the program inputs from which the demo was made.
+        sources: For each demo, the identifier of the program inputs from which the demo was made,
+            or an empty string if these inputs are unknown.
         embedder: Embedder for the inputs to compare. None means that words are compared instead.
         vectors: Embeddings of the demos, ``[n, d]``, or None if they are unknown.
         known: A cache that maps texts to embeddings of unit length. It is updated in place.
@@ -117,8 +118,8 @@ class Pool:
         self._size = next(map(len, self._known.values()), None)
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         if new:
-            # Round the embeddings before the first use, because programs save rounded embeddings.
-            # Otherwise, a loaded program could retrieve other demos.
+            # Round the embeddings to keep saved programs small. Do this before the first use, because
+            # a loaded program would otherwise retrieve other demos.
             self._known.update(zip(new, np.round(self._embed(new), 6), strict=True))
         self.vectors = np.array([self._known[text] for text in texts])
         self._size = self.vectors.shape[1]
@@ -197,7 +198,7 @@ class Pool:
         return nearest, cosines[nearest]
 
     def _cosines_by_words(self, text: str) -> Array:
-        """Return the cosine similarities of a text's TF-IDF vector to those of the demos."""
+        """Return the cosine similarities of the TF-IDF vector of `text` to the demos' vectors."""
         row = self._rows.get(text)
         vector = self._vectorizer.transform([text]) if row is None else self.vectors[row]
         return np.asarray((vector @ self._vectors_by_word).toarray()[0])
@@ -211,7 +212,7 @@ class Pool:
         return np.asarray(self.vectors @ vector)
 
     def _embed(self, texts: Sequence[str]) -> Array:
-        """Return the embeddings of texts, scaled to unit length."""
+        """Return the embeddings of `texts`, scaled to unit length."""
         vectors = np.asarray(self.embedder(list(texts)), dtype=float)  # type: ignore[misc, type-var]
         expected = (len(texts), self._size or vectors.size // len(texts))
         is_finite = np.isfinite(vectors).all()
@@ -234,7 +235,7 @@ class Pool:
 
 
 def _fitted_vectorizer(texts: Sequence[str]) -> Any:
-    """Return a `TfidfVectorizer` that is fitted to texts."""
+    """Return a `TfidfVectorizer` that is fitted to `texts`."""
     # Import late, because this import loads pandas and takes a second.
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -242,7 +243,7 @@ def _fitted_vectorizer(texts: Sequence[str]) -> Any:
     try:
         return vectorizer.fit(texts)
     except ValueError:
-        # The texts contain no words. Any vocabulary will do, because their vectors will be 0.
+        # No text contains a word. Any vocabulary will do, because all vectors of the texts will be 0.
         return vectorizer.fit(["none"])
 
 

@@ -32,7 +32,7 @@ class Retrieval:
         pool: The demos to search.
         nearest: The settings for the search.
         guarded: Whether to retrieve demos only if it is known which example is being scored.
-            If this is False, a retrieved demo may show the answer to that example.
+            Without this guard, a retrieved demo could show the answer to this example.
     """
 
     pool: Pool

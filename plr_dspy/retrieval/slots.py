@@ -43,7 +43,7 @@ def fixed_and_retrieved(
     retrievable: Mapping[int, dspy.Example],
     max_tokens: int | None,
 ) -> tuple[dict[str, list[PooledDemo]], dict[str, list[PooledDemo]]]:
-    """Return the demos that can be fixed, and the demos that can be retrieved, keyed by predictor name.
+    """Return the demos that can be fixed and those that can be retrieved, each keyed by predictor name.
 
     Args:
         pools: All demos of each predictor, keyed by predictor name.
@@ -106,7 +106,8 @@ class RetrievalSlots(PoolSlots):
     Args:
         nearest: The retrieval settings to try, keyed by name.
         retrieval_pools: The pools from which demos are retrieved, keyed by predictor name.
-        program, pools, limits: As in `PoolSlots`.
+        program, pools: As in `PoolSlots`.
+        limits: Other arguments of `PoolSlots`.
     """
 
     def __init__(

@@ -33,8 +33,8 @@ class Budget:
     A call does not start if it is expected to exceed a limit. For each running call, the budget
     reserves the expected cost, or the cost of the most expensive call so far if that is higher. If
     an example is longer than usual, the cost of the additional tokens is also reserved. Calls
-    recalled from the log count towards the limits like new calls. `max_cost` limits the total cost
-    of all runs in the log.
+    recalled from the log count towards `max_calls` and `max_cost` like new calls. `max_cost` limits
+    the total cost of all runs in the log.
 
     Attributes:
         started: Start time as returned by `time.monotonic()`. By default, the current time.
@@ -46,7 +46,7 @@ class Budget:
         limit_reached: The limit that prevented the last requested call, or None if that call started.
         unpriced: A description of the first missing price or token count, or an empty string.
         largest_cost: Dollars to reserve for a call on an example of usual length, or 0 if unknown.
-        needs_one: Whether a single call must end first, because the cost per call is unknown.
+        needs_one: Whether one call must end before others start, to measure the cost of a call.
     """
 
     log: RunLog = field(default_factory=RunLog, kw_only=False)
@@ -202,9 +202,9 @@ class Budget:
         return 0.0 if example is None else self.extra_costs.get(example, 0.0)
 
     def _exceeded_limit(self, extra: float) -> StopReason | None:
-        """Return the limit that the next call and the reserved calls would exceed, or None.
+        """Return the limit that the running, next and reserved calls would exceed, or None.
 
-        `extra` is the additional cost of the next call, and 0 unless its example is long.
+        `extra` is the additional cost of the next call: 0 unless the call's example is long.
         """
         if self.log.num_calls + self._num_under_way >= self.max_calls:
             return StopReason.BUDGET

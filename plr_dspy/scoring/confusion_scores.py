@@ -75,7 +75,7 @@ class ConfusionScores(EffectiveScores):
 
     For each label, the mean score over the reference is M(C). The label frequencies of a sample
     therefore do not affect the sample's mean score. Before D is calculated, artificial answers with
-    a total weight of `PSEUDO_EXAMPLES` are added to each row of C.
+    a total weight of `PSEUDO_EXAMPLES` are added to C for each label that has examples.
 
     Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69,
         1974.
@@ -114,7 +114,7 @@ class ConfusionScores(EffectiveScores):
         self.table = np.zeros((len(right_labels), len(self.labels)))
 
     def linearize_at(self, answers: Iterable[Answer]) -> None:
-        """Linearize the metric at these answers. If there are no answers, do nothing."""
+        """Linearize the metric at `answers`. If `answers` is empty, do nothing."""
         counts = self._count(answers)
         if not counts.any():
             return
@@ -276,7 +276,7 @@ class ConfusionScores(EffectiveScores):
         return values, values_with_unseen
 
     def unscored_labels(self, examples: Iterable[int]) -> list[str]:
-        """Return the labels that none of these examples has. Omit labels that no example at all has."""
+        """Return the labels that no example in `examples` has. Omit labels that no example at all has."""
         counts = self._is_of_label[[*set(examples)]].sum(axis=0)
         is_unscored = (counts == 0) & (self._num_of_label > 0)
         return [self.labels[number] for number in np.flatnonzero(is_unscored)]

@@ -1,4 +1,4 @@
-"""Random draws of the answers that a program gives to the examples of each label.
+"""Random draws of the answers that programs give to examples with each label.
 
 A metric over a set of examples is calculated from these draws.
 """
@@ -20,7 +20,7 @@ def wrong_answers(answers: Array, label: int) -> Array:
     """Return the assumed distribution of wrong answers to examples with a label, ``[k + 1]``.
 
     It is proportional to `answers`, but excludes this label. Assuming only unparsable answers would
-    be too pessimistic, because they count against every other label.
+    be too pessimistic, because F1 counts them against every other label.
     """
     wrong = answers.copy()
     # Add artificial answers, because a program without wrong answers so far can still be wrong.
@@ -51,8 +51,8 @@ def draw_pairs(
 def add_unseen(counts: Array, totals: Array, unseen: Sequence[int], accuracy: float) -> None:
     """Add a program's answers to examples with unseen labels, in place.
 
-    All of these labels have the same accuracy. A program that never predicts one of them may never
-    predict any.
+    All of these labels have the same accuracy, because a program that never predicts one of them
+    may never predict any.
 
     Args:
         counts: The drawn confusion matrix, ``[k, k + 1]``.

@@ -36,7 +36,7 @@ class Payer(Protocol):
 
 
 class NothingRan(RuntimeError):
-    """An error raised if all calls of a run or a phase failed."""
+    """An error raised if a run or a phase cannot continue because all or too many of its calls failed."""
 
 
 class Evaluator:
@@ -122,7 +122,7 @@ class Evaluator:
     def affordable(self, wanted: Wanted) -> Wanted:
         """Return the first candidates in `wanted`, as many as the unreserved calls allow.
 
-        Calls that are already in the log are free.
+        Calls that this run has already made or recalled are free.
         """
         new: set[CallKey] = set()
         affordable: Wanted = {}
@@ -161,7 +161,7 @@ class Evaluator:
         return [self.log.records[key] for key in cells if key in self.log.records]
 
     def _pay(self, requested: Mapping[CallKey, Candidate], payer: Payer) -> None:
-        """Make the requested calls that are not in the log, and count them towards the current phase."""
+        """Recall or make the requested calls, and count those new to the run towards the current phase."""
         new = {key: candidate for key, candidate in requested.items() if key not in self.log.records}
         unpaid = {
             key: candidate for key, candidate in new.items() if not self.budget.recall(key, example=key[1])
@@ -199,7 +199,7 @@ class Evaluator:
         return {key: self.log.records[key] for key in keys if key in self.log.records}
 
     def tokens_in_order(self) -> Iterator[tuple[Candidate, Tokens]]:
-        """Yield each scoring call's candidate and its numbers of tokens, in the order of the requests."""
+        """Yield the candidate and the token counts of each scoring call, in the order of the requests."""
         for key in self._phases:
             if key in self.log.records and key[0] in self._candidates:
                 yield self._candidates[key[0]], self.log.tokens_of(key)

@@ -27,8 +27,8 @@ class Observations:
 
     Args:
         effective_scores: The conversion of single calls to scores.
-        favored: A candidate whose failed calls are ignored, so that random failures do not
-            make other candidates look better.
+        favored: A candidate whose failed calls are ignored unless all failed, so that random
+            failures do not make other candidates look better.
     """
 
     def __init__(self, effective_scores: EffectiveScores, *, favored: Candidate | None = None) -> None:
@@ -205,7 +205,7 @@ class ExampleSchedule:
         return wanted
 
     def _default_count(self, candidate: Candidate, known: Sequence[int]) -> int:
-        """Return how many examples to add by default for a candidate that has the `known` examples."""
+        """Return how many examples to add by default for a candidate with calls on `known` examples."""
         if known:
             return self.num_more
         if candidate in self.paired:

@@ -45,7 +45,7 @@ class CallRecord:
     outcome: str = ""  # `WRONG` or `FAILED` after an exception, else empty
     error: str = ""  # the exception's class name
     message: str = ""  # the exception's message
-    value: Any = None  # the call's result as JSON data if it is not a score, such as a predicted label
+    value: Any = None  # a result other than the score, as JSON data, such as a predicted label
     label_logprobs: tuple[float, ...] | None = None  # log-probability of each label, if known
     unseen_labels: tuple[int, ...] = ()  # indices of labels whose log-probabilities are upper bounds
     refused: str = ""  # why no call can return log-probabilities, or empty
@@ -74,8 +74,8 @@ class RunLog:
     Attributes:
         records: Records of this run's calls on the examples last passed to `number_examples()`.
         tokens_before: Token counts of each call that was in the file when this run opened it.
-        failed_before: For each earlier call that failed for a reason outside the program, the
-            exception's class name. This run repeats these calls.
+        failed_before: The exception's class name for each earlier call that this run repeats
+            because the call failed for a reason outside the program.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -288,8 +288,7 @@ def open_log(
     function made the calls.
 
     Raises:
-        ValueError: If the folder cannot be used, or if its log has another identity or schema
-            version.
+        ValueError: If the folder cannot be used, or if its log cannot be read or continued.
         RuntimeError: If another run uses the folder.
         OSError: If the disk is full.
     """

@@ -477,8 +477,8 @@ class TestText:
         report = by_hand(front=front)
         assert (
             "\na cheaper prompt is probably as good, within 0.01: 1 demos (130 prompt tokens, $0.12 per 1,000 "
-            "predictions instead of 220 prompt tokens, $0.25 per 1,000 predictions); build it: "
-            "optimizer.program_with(within=0.01)\n"
+            "predictions instead of 220 prompt tokens, $0.25 per 1,000 predictions); to build it, "
+            "call optimizer.program_with(within=0.01)\n"
         ) in str(report)
         from_few = entry(1, 0.79, is_as_good=True, num_examples=4)
         hardly_cheaper = entry(1, 0.79, is_as_good=True, prompt_tokens=215)

@@ -27,7 +27,7 @@ ALL = slice(None)
 
 
 class Revision(NamedTuple):
-    """The calibration that the returned program applies to its answers."""
+    """The calibration that a program applies to its answers."""
 
     offsets: tuple[float, ...]  # values to add to the log-probabilities of labels, [L]
     shares: tuple[float, ...]  # target shares of the labels, [L]; empty if answers are not calibrated
@@ -135,8 +135,8 @@ class Answers:
     ) -> Array:
         """Return the expected scores ``[m, n]`` of orderings, given their effects ``[m, d + 1]``.
 
-        `examples` holds the columns of the examples, and `weights` their weights, ``[n]``.
-        `bias_variances` holds the error variances of the label bias, ``[m]``.
+        `examples` are the columns of the examples, and `weights` are their weights, ``[n]``.
+        `bias_variances` are the error variances of the label bias, ``[m]``.
         """
         logits, variances = self._logits.under(effects, examples)  # Eq. 3
         if self._are_calibrated and self.calibrated_labels.calibrates:
@@ -164,7 +164,8 @@ class Answers:
     def calibrated_labels(self) -> CalibratedLabels:
         """The answers after calibration to the label shares that give the highest mean score.
 
-        Of several alternative shares, the first are chosen unless others are clearly better.
+        Of several alternative shares, the first are chosen unless others score higher. If the
+        metric scores single examples, others must score clearly higher.
         """
         options = [self._calibrate(alternative) for alternative in np.atleast_2d(self._shares)]
         known = self._labels.known
