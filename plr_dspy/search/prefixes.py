@@ -12,7 +12,7 @@ def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Sort candidates so that the prompts of adjacent candidates share long prefixes.
 
     Whole programs come first. Orderings are compared from the last block to the first, because
-    the last blocks hold the instructions, with which prompts begin.
+    the last blocks hold any instructions, and prompts begin with these.
     """
     programs = []
     orderings = []
@@ -25,7 +25,7 @@ def by_prefix(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def num_new_items(previous: Ordering, ordering: Ordering) -> int:
-    """Return the number of items after the prefixes that the blocks of `ordering` share with `previous`."""
+    """Return the number of items in `ordering` after the prefixes that its blocks share with `previous`."""
     number = 0
     for before, items in zip(previous, ordering, strict=True):
         number += len(items) - shared_length(before, items)

@@ -83,11 +83,11 @@ class Search(ABC):
 
         Args:
             orderings: The candidates of the round, including duplicates.
-            scores: For each candidate, a dict that maps example indices to all known scores.
+            scores: For each candidate, a dict of all its known scores, keyed by example index.
 
         Raises:
-            ValueError: If `orderings` is empty, or a candidate's scores are missing or not finite.
-                The search's state does not change.
+            ValueError: If `orderings` is empty, an ordering does not fit the space, or a candidate's
+                scores are missing or not finite. The search's state does not change.
         """
         if not orderings:
             raise ValueError(
@@ -169,9 +169,9 @@ class Search(ABC):
         """Return about `number` candidates, many of which are beginnings of other candidates.
 
         The result begins with the space's `first_candidates`, followed by random orderings and some
-        of their beginnings. Successive beginnings differ by two items, so a server with a prefix
-        cache processes only two new items per prompt. The random orderings are consecutive parts
-        of shuffled items, so that all items are tried about equally often.
+        of their beginnings. In each block, successive beginnings differ by two items, so a server
+        with a prefix cache processes only two new items per prompt. The random orderings are
+        consecutive parts of shuffled items, so that all items are tried about equally often.
         """
         candidates = self._first(number, ())
         num_first = len(candidates)
@@ -204,7 +204,7 @@ class Search(ABC):
         return dict.fromkeys(candidate for candidate in first if candidate not in known)
 
     def _deal(self) -> Iterator[Ordering]:
-        """Shuffle the items of each block, and divide them into orderings of the maximum length.
+        """Shuffle the items of each block, and divide them into orderings of the maximum allowed length.
 
         Stop when a block has too few items left for another ordering.
         """
@@ -221,8 +221,8 @@ class Search(ABC):
     def _beginnings(self, ordering: Ordering, num_dropped: int) -> Iterator[Ordering]:
         """Yield allowed, nonempty beginnings of an ordering, longest first.
 
-        The first beginning omits the last `num_dropped` items. Each further beginning is
-        `BEGINNING_STEP` items shorter.
+        The first beginning omits the last `num_dropped` items of the longest block. Each further
+        beginning is `BEGINNING_STEP` items shorter.
         """
         num_blocks = self.space.num_lists
         longest = max(map(len, ordering[:num_blocks]), default=0)

@@ -69,12 +69,13 @@ class OrderingSpace:
             limit. None allows all orderings.
         programs: Whole programs that compete with the orderings.
         choices: One entry for each choice. Choices are the last blocks, and show exactly one item
-            each, such as an instruction. An entry is the index of the block with the same
-            predictor's demos, or None if there is no such block.
+            each, such as an instruction. An entry is the index of the block with the demos
+            of the choice's predictor, or None if there is no such block.
         from_end: Whether positions are counted from the end. This is the case if limits are given.
 
     Raises:
-        ValueError: If the limits do not fit the blocks, or the identity is not in the space.
+        ValueError: If the limits do not fit the blocks, or the identity is not in the space or not
+            allowed.
     """
 
     kinds: tuple[tuple[int, ...], ...]
@@ -115,12 +116,12 @@ class OrderingSpace:
             object.__setattr__(self, "limits", tuple((size, size) for size in self.sizes))
         if len(self.limits) != len(self.sizes):
             raise ValueError(
-                f"limits must contain one pair for each of the {len(self.sizes)} blocks; got {self.limits!r}"
+                f"limits must contain one pair per block, {len(self.sizes)} in total; got {self.limits!r}"
             )
         for size, (lower, upper) in zip(self.sizes, self.limits, strict=True):
             if not 0 <= lower <= upper <= size:
                 raise ValueError(
-                    f"limits must satisfy 0 <= minimum <= maximum <= {size} for a block of {size} items; "
+                    f"limits must satisfy 0 <= minimum <= maximum <= {size} for a block of size {size}; "
                     f"got {lower} and {upper}"
                 )
         identity = self.identity or tuple(tuple(range(upper)) for _, upper in self.limits)
@@ -171,7 +172,7 @@ class OrderingSpace:
         """
         if len(ordering) != len(self.kinds):
             raise ValueError(
-                f"ordering must contain a sequence of items for each of the {len(self.kinds)} blocks; got {ordering!r}"
+                f"ordering must contain a sequence of items per block, {len(self.kinds)} in total; got {ordering!r}"
             )
         for items, size, (lower, upper) in zip(ordering, self.sizes, self.limits, strict=True):
             is_known = set(items) <= set(range(size))
@@ -184,9 +185,9 @@ class OrderingSpace:
         return tuple(self._canonical_items(block, items) for block, items in enumerate(ordering))
 
     def contains(self, candidate: Candidate) -> TypeGuard[Ordering]:
-        """Return whether a candidate is an ordering whose blocks are within the limits.
+        """Return whether a candidate is an ordering with block lengths within the limits.
 
-        `allowed` is not checked.
+        The items and `allowed` are not checked.
         """
         if isinstance(candidate, WholeProgram) or len(candidate) != len(self.limits):
             return False
@@ -228,7 +229,7 @@ class OrderingSpace:
         return replace(self, kinds=(*lists, *(tuple(range(size)) for size in sizes)))
 
     def with_new_items(self, ordering: Ordering, earlier: OrderingSpace) -> list[Ordering]:
-        """Return the allowed variants of an ordering in which one block shows a single new item.
+        """Return the allowed variants of an ordering in which one block shows only one new item.
 
         New items are items that the space `earlier` does not contain.
         """
@@ -273,7 +274,7 @@ class OrderingSpace:
 
         For each block, draw random items. Their number is drawn from a uniform distribution or, if
         `longest` is true, is the maximum. If a draw is not allowed, items are dropped as in
-        `shortened()`. If that fails, draw again. After `MAX_TRIES` draws, return the identity.
+        `shortened()`. If that fails, draw again. After `MAX_TRIES` failures, use the identity.
         """
         return [self._draw_allowed(rng, longest=longest) for _ in range(num_draws)]
 
@@ -396,7 +397,7 @@ def _move(items: tuple[int, ...], kind: str, number: int, size: int) -> tuple[in
 
 
 def _unused(items: Sequence[int], size: int) -> list[int]:
-    """Return the items of a block of `size` items that are not in `items`."""
+    """Return the items that a block of `size` items contains in addition to `items`."""
     return sorted(set(range(size)) - set(items))
 
 

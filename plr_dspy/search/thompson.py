@@ -43,10 +43,11 @@ class ThompsonSearch(Search):
         example_classes: The class of each example, such as its answer.
         update: Rule that fits the distributions: "ema", "mle", "mixture" or an update object. Each
             round starts from uniform distributions.
-        num_samples: Maximum number of orderings per round.
-        num_initial: Number of candidates in the first round: the space's `first_candidates`,
-            beginning with the identity, and random orderings.
-        elite_fraction: Fraction of the scored orderings to which the distributions are fitted.
+        num_samples: Maximum number of orderings per round after the first.
+        num_initial: Approximate number of candidates in the first round: first candidates of the
+            space, beginning with the identity, and random orderings.
+        elite_fraction: Fraction of the scored candidates that are elites. The distributions are
+            fitted to at least `MIN_ELITES` elites, if available.
         responses: Access to the log-probabilities of labels, or None if they are unavailable.
         seed: Seed for the search's random numbers.
     """
@@ -70,8 +71,8 @@ class ThompsonSearch(Search):
         check_whole("seed", seed, 0)
         if example_classes is not None and len(example_classes) < num_examples:
             raise ValueError(
-                f"example_classes must have a class for each of the {num_examples} examples; got "
-                f"{len(example_classes)} classes: add the missing classes"
+                f"the length of example_classes must be at least {num_examples}, with a class for each "
+                f"example; got {len(example_classes)}: add the missing classes"
             )
         super().__init__(
             space, update=update, num_samples=num_samples, elite_fraction=elite_fraction, seed=seed
@@ -163,8 +164,8 @@ class ThompsonSearch(Search):
     def _moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
         """Return the ordering after a random move.
 
-        If cached prefixes can be reused, draw several moves, and make the move after which the
-        fewest items follow the shared prefixes.
+        If the space counts positions from the end, draw several moves, and make the move after which
+        the fewest items follow the shared prefixes.
         """
         if not self.space.from_end:
             return self.space.moved(ordering, rng)
@@ -174,8 +175,8 @@ class ThompsonSearch(Search):
     def _climb(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
         """Search for the highest posterior mean, and return the beams of all steps.
 
-        Each step makes random moves from the orderings in the beam. The next beam contains the best of
-        these orderings and of those that the moves lead to.
+        Each step makes random moves from the orderings in the beam. The next beam contains the best
+        orderings from before and after these moves.
         """
         beam = self._best[:NUM_CLIMBERS]
         kept: list[Ordering] = []

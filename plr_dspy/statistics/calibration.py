@@ -61,8 +61,8 @@ def log_mean(log_probabilities: Array, weights: Array) -> Array:
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
     """Return offsets ``[..., L]`` that move mean probabilities towards shares ``[L]``.
 
-    The mean of the offsets is 0. A label gets the smallest offset of all other labels if its share
-    is 0, or if its entry in `held`, ``[L]``, is true.
+    The mean of the offsets is 0. A label is held if its share is 0, or if its entry in `held`,
+    ``[L]``, is true. All held labels get the smallest offset of the labels that are not held.
     """
     is_held = np.asarray(held) | (shares <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -159,7 +159,7 @@ def right_counts(scores: ArrayLike) -> Array:
 def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
     """Return the label shares to try, ``[S, L]``, given each label's scores on examples, ``[E, L]``.
 
-    A row of NaN means that answers are not calibrated.
+    A row of NaN means that answers are not calibrated. It is first if `between` is true, else last.
     """
     shares = likely_shares(right_counts(scores), between=between)
     uncalibrated = np.full((1, shares.shape[1]), np.nan)

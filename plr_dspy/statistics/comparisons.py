@@ -17,8 +17,8 @@ NUM_DRAWS = 20_000  # number of draws from a posterior
 NUM_DEVIATIONS = 400  # number of points in a grid of standard deviations
 TAIL = 0.025  # probability on each side of a 95% interval
 SIGNIFICANT = 0.05  # maximum p-value for the conclusion that the order of demos matters
-# Number of artificial examples to add. On these examples, programs differ as much as possible. Without
-# them, equal scores on a few examples would imply certainty.
+# Number of artificial examples to add. On these examples, programs differ as much as on the real example
+# with the largest difference. Without them, equal scores on a few examples would imply certainty.
 PSEUDO_EXAMPLES = 2
 
 
@@ -30,7 +30,7 @@ def paired_interval(
     The interval is calculated using Student's t distribution, after adding two artificial
     differences (A. Agresti and Y. Min, Statistics in Medicine 24, 2005). One of them is 0. The
     other is split into two values with a weight of 1/2 each: plus and minus the largest absolute
-    difference. If all differences are 0, the interval is (0, 0) unless `largest` is given.
+    difference. If all differences are 0, the interval is (0, 0) unless `largest` is above 0.
 
     Args:
         differences: Score differences, one for each example.
@@ -104,8 +104,8 @@ def p_value_of(scores: Array, rng: np.random.Generator) -> float:
     `scores` has the shape ``[R, E]``. The null hypothesis is that all orders are equally good on
     new examples. The test statistic is the variance of the orders' mean scores. On each example,
     the mean score of all orders is subtracted first. Each permutation then flips the signs of the
-    differences on random examples. For two orders and scores of 0 or 1, the test is equivalent to
-    McNemar's test.
+    resulting differences on random examples. For two orders and scores of 0 or 1, the test is
+    equivalent to McNemar's test.
     """
     # Subtract a row first, so that the deviations are exactly 0 if all orders have equal scores.
     deviations = scores - scores[0]

@@ -49,7 +49,7 @@ class Gain:
         return float(np.quantile(self.least, TAIL)), float(np.quantile(self.draws, 1 - TAIL))
 
     def exceeds(self, other: "Gain | float", tail: float) -> bool:
-        """Return whether this gain exceeds `other` with a probability above ``1 - tail``."""
+        """Return whether the cautious draws exceed `other` with a probability above ``1 - tail``."""
         baseline = other.least if isinstance(other, Gain) else other
         return bool(np.quantile(self.least - baseline, tail) > 0)
 
@@ -158,7 +158,7 @@ class PairedExperiment:
         return np.clip(scores, self._lowest, self._highest)
 
     def _largest_deviations(self, means: Array) -> Array:
-        """Return the largest standard deviations of scores with these means (R. Bhatia and C. Davis, 2000)."""
+        """Return the largest standard deviation of scores with each mean (R. Bhatia and C. Davis, 2000)."""
         means = self._possible(means)
         return np.sqrt((means - self._lowest) * (self._highest - means))
 
@@ -166,8 +166,8 @@ class PairedExperiment:
         """Return the posterior mean of a gain, given its observed value and draws of the true gain.
 
         In the prior, the gain is normally distributed with mean 0. Its standard deviation has a
-        half-normal prior with the scale `USUAL_SPREAD`, so large gains with small errors hardly
-        shrink.
+        half-normal prior with the scale `USUAL_SPREAD` times the range, so large gains with small
+        errors hardly shrink.
         """
         usual = USUAL_SPREAD * self._range
         spreads = np.linspace(0.0, MOST_SPREAD * usual, comparisons.NUM_DEVIATIONS)
@@ -209,7 +209,8 @@ def _beta_draws(normals: Array, means: Array, variances: Array) -> Array:
 def _prepared(scores: Array, bounds: tuple[float, float] | None) -> tuple[Array, tuple[float, float], float]:
     """Return rounded scores ``[C, E]``, the bounds of mean scores, and the largest difference on an example.
 
-    The examples are sorted, so that their original order does not affect the draws.
+    If scores never differ on an example, this difference is the range of the bounds. The examples are
+    sorted, so that their original order does not affect the draws.
     """
     scores = np.round(scores, 9)
     scores = scores[:, np.lexsort(scores)]

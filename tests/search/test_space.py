@@ -119,7 +119,7 @@ class TestSpace:
         ("options", "ordering", "message"),
         [
             *(({}, o, "permutation") for o in (((0, 0, 1, 2), (0, 1)), ((0, 1, 2), (0, 1)))),
-            *(({}, o, "each of the 2 blocks") for o in (((0, 1),), ())),
+            *(({}, o, "per block, 2 in total") for o in (((0, 1),), ())),
             *((FEW, o, "items of 0..3") for o in (((0, 0), (1,)), ((0, 4), (1,)), ((0, -1), (1,)))),
             *((FEW, o, "must be 1 to 2 different") for o in (((0, 1), ()), ((0, 1, 2), (0,)))),
         ],
@@ -134,7 +134,7 @@ class TestSpace:
             (lambda: OrderingSpace.of_sizes(3, min_length=4), "limits must satisfy"),
             (lambda: OrderingSpace.of_sizes(3, min_length=-1), "limits must satisfy"),
             (lambda: OrderingSpace.of_sizes(3, min_length=2, max_length=1), "limits must satisfy"),
-            (lambda: OrderingSpace(((0,), (0,)), ((0, 1),)), "each of the 2 blocks"),
+            (lambda: OrderingSpace(((0,), (0,)), ((0, 1),)), "per block, 2 in total"),
             (lambda: OrderingSpace.of_sizes(5, allowed=short), "identity must be an ordering that"),
             (lambda: OrderingSpace.of_sizes(5, max_length=2, identity=((0, 1, 2),)), "0 to 2 different"),
         ],

@@ -6,7 +6,7 @@ G       fixed       [m, m]  prior covariance that is not estimated
 K       covariance  [m, m]  sum_i v_i K_i + G
 E       errors      [m, m]  covariance of the errors in the measured values
 s       noise               noise variance, the unit of all variances and covariances above
-y       values      [m, k]  measured values minus their mean; the last axis is omitted if k = 1
+y       values      [m, k]  measured values minus their mean; the last axis may be omitted if k = 1
 u       solved      [m, k]  (K + E)^-1 y
 """
 
@@ -45,7 +45,7 @@ class Components:
 
     @property
     def values(self) -> Array:
-        """The posterior means of the fitted orderings, ``[m, k]``."""
+        """The posterior means of the fitted orderings, minus the mean of the values, ``[m, k]``."""
         return np.asarray(self.covariance @ self.solved)
 
     @property
@@ -85,15 +85,15 @@ def fit_components(
 ) -> Components:
     """Fit a sum of independent Gaussian processes to measured values.
 
-    The variances maximize the restricted likelihood times Gamma priors, using fixed-point steps (D.
-    A. Harville, JASA 72, 1977).
+    Fixed-point steps approximately maximize the likelihood of the variances times Gamma priors (D. A.
+    Harville, JASA 72, 1977).
 
     Args:
         measure: A function that returns the measured values and the noise variance, given the
             current covariance K and the inverse of K + E.
         total: Prior mean and initial value of the sum of the variances.
         noise: Initial noise variance.
-        fixed: As in the module's table of symbols.
+        fixed: The prior covariance G without `extra_variances`.
         extra_variances: Variances to add to the prior variances, ``[m]``, in the squared unit of the
             measured values.
     """

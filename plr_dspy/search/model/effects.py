@@ -2,9 +2,10 @@
 
     z[o, e]  =  a[e]  +  b[o]  +  q[o] g[e]  +  noise          (3)
 
-Log-probabilities on two examples determine an ordering's label bias b almost exactly. A few
-examples are therefore enough to predict the ordering's scores on all other examples. The effects
-and their variances are fitted using expectation-maximization (N. M. Laird and J. H. Ware,
+The contrasts z of log-probabilities are defined in `logits.py`. The directions g are the normalized
+contrasts of the labels' scores. Log-probabilities on two examples determine an ordering's label bias b
+almost exactly. A few examples are therefore enough to predict the ordering's scores on other examples.
+The effects and their variances are fitted using expectation-maximization (N. M. Laird and J. H. Ware,
 Biometrics 38, 1982).
 """
 
@@ -48,7 +49,7 @@ class ResponseEffects:
             examples' effects a.
         label_bias, slope: Posteriors of the orderings' label bias b and slope q.
         noise: Variance of the noise of one contrast.
-        leverage: Influence of each cell on its own fitted value, from 0 to 1, ``[m, E]``.
+        leverage: Influence of each cell on its own fitted value, at most `MAX_LEVERAGE`, ``[m, E]``.
         residuals: Residuals of the cells, ``[m, E, d]``; 0 for unknown cells.
         num_cells: Effective number of each ordering's known cells, ``[m]``. A cell has a lower
             weight if few other orderings were called on its example.
@@ -167,7 +168,7 @@ class ResponseEffects:
         return scaled / precision, 1.0 / precision
 
     def _fit_noise(self) -> None:
-        """Update the noise from the residuals and their degrees of freedom."""
+        """Update the leverage and the residuals, and estimate the noise from them."""
         own_precision = self._known / self.noise
         ordering_precisions = 1.0 / self.label_bias.prior_variances + own_precision.sum(axis=1)
         scaled = own_precision * self.example_variances
@@ -192,8 +193,8 @@ class EffectProcess:
     """A Gaussian process of label biases or slopes that were measured with different precisions.
 
     Attributes:
-        fit: The fitted components, with variances relative to `unit`, which is the noise variance
-            of one contrast.
+        fit: The fitted components, with variances relative to `unit`, the noise variance of one
+            contrast.
         means, variances: Posterior means ``[m, k]`` and variances ``[m]``, given the measurements
             of all orderings.
     """
@@ -222,10 +223,10 @@ class EffectProcess:
         self.variances = self.fit.posterior_variances
 
     def errors(self, noise: Array, is_measured: Mask) -> Array:
-        """Return the covariance ``[c, c]`` of errors in the posterior means due to noise.
+        """Return the covariance ``[c, c]`` of the errors that noise causes in the posterior means.
 
         Rows and columns correspond to the `c` orderings in the mask `is_measured`. `noise` is the
-        covariance ``[c, c]`` of the noise in their measurements. Its unit does not matter.
+        covariance ``[c, c]`` of the noise in their measurements. Only its correlations matter.
         """
         deviations = 1.0 / np.sqrt(self._precisions[is_measured] * np.diag(noise))
         gain = (self.fit.covariance @ self.fit.inverse)[np.ix_(is_measured, is_measured)]

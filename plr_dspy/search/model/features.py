@@ -10,7 +10,7 @@ from plr_dspy.search.space import Ordering, OrderingSpace
 from plr_dspy.statistics.arrays import Array
 
 FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region", "class adjacency")
-"""What each family encodes:
+"""What each family in `FAMILIES` and `CHOICE_FAMILIES` encodes:
 
 - "number": how many items are shown
 - "presence": which items are shown
@@ -18,7 +18,7 @@ FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region",
 - "last": which item is last
 - "adjacency": which items are neighbors, and which of the two comes first
 - "class region", "class adjacency": "region" and "adjacency" of items' classes, such as demos' answers
-- "none": whether a block that may be empty is empty
+- "none": whether a block is empty, in spaces with choices
 - "choice": which item is chosen in a block that shows exactly one item
 - "choice and none", "choice and number": products of "choice" and another block's "none" or "number"
 """
@@ -53,7 +53,7 @@ class Features:
         if tuple(map(len, classes)) != space.sizes:
             raise ValueError(
                 f"classes must have a class for each item; got lists of lengths {tuple(map(len, classes))} "
-                f"for blocks of sizes {space.sizes}: make the lengths equal to the sizes"
+                f"for blocks of sizes {space.sizes}: pass one list per block, as long as the block"
             )
         num_lists = space.num_lists
         self._blocks = [
@@ -106,10 +106,10 @@ class _Block:
         self._numbers = _smooth(np.arange(self._max_length + 1) / max(self._max_length, 1), NUM_REGION)
         self._near = _smooth(np.log1p(np.arange(self._max_length)), REGION)
         self._has_pairs = self._size**2 <= MAX_PAIRS // num_blocks
-        # Ignore classes if there is only one, or almost one per item, because they would add hardly
-        # any information.
+        # Ignore classes if there is only one, or more than two for every three items, because they
+        # would add hardly any information.
         self._has_classes = 1 < num_classes <= 2 * self._size / 3
-        # If there are no choices, only one ordering is empty. The model gives that ordering an
+        # If there are no choices, only one ordering shows no items. The model gives that ordering an
         # individual effect, so no feature is needed.
         self._may_be_empty = bool(space.choices)
 

@@ -1,7 +1,7 @@
 """Gains of orderings over a reference ordering on new examples.
 
-The gains are averaged over hypotheses. Each hypothesis scales the prior covariances and the error
-covariance by different factors.
+The gains are averaged over hypotheses. Each hypothesis is a combination of factors by which the
+prior covariances and the error covariance are scaled.
 
 W        =  (s K + k A + v N)^-1                      (7)
 mu       =  1' W y / 1' W 1                           (8)
@@ -40,7 +40,7 @@ OUTSIDER_SCALES = (0.0, 1.0)  # values of k: outsiders resemble other orderings 
 # The posterior of v, the factor of the error covariance, is represented by its quantiles at these
 # levels. All quantiles are equally likely.
 ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
-PRIOR_SPREAD = 0.005  # prior mean of the variance between mean scores, for scores with a range of 1
+PRIOR_SPREAD = 0.005  # assumed variance between mean scores, for scores with a range of 1
 PRIOR_NO_EFFECT = 0.5  # prior probability that all orderings score the same on new examples (s = 0)
 
 
@@ -62,9 +62,9 @@ class Gains(NamedTuple):
     possible: Mask  # whether a gain can differ from 0, [H, m]
 
     def plus(self, other: Gains) -> Gains:
-        """Return the sums of these and the independent `other` gains under each pair of hypotheses.
+        """Return the sums of these gains and the independent gains `other` under each pair of hypotheses.
 
-        If `other` has only one column, it applies to all orderings.
+        If `other` has only one column, this column applies to all orderings.
         """
         probabilities = np.outer(self.probabilities, other.probabilities).ravel()
         shape = (len(probabilities), -1)
@@ -175,7 +175,7 @@ def expected_gains(
     Args:
         means, covariance, outsiders, noise, reference: As in the module's table of symbols.
         num_examples: Number of examples from which the means are estimated.
-        outsider_scales: Values of k to try.
+        outsider_scales: Values of k to try if there are outsiders.
     """
     factors = _factors(outsiders, outsider_scales, num_examples)
     # Generate the covariances one by one, because all of them together would take a lot of memory.

@@ -37,7 +37,7 @@ def mean_probabilities(logits: Array, variances: Array) -> Array:
 
 
 def likeliest_chances(logits: Array, variances: Array) -> Array:
-    """Return the probability that each label has the highest logit, given the noise variances."""
+    """Return each label's probability of the highest logit under Gumbel noise with these variances."""
     return softmax(logits * (np.pi / np.sqrt(6.0 * variances))[..., None])
 
 
@@ -103,7 +103,7 @@ class LabelLogits:
         return np.concatenate(effects, axis=1)
 
     def effect_errors(self, measured: Mask) -> tuple[Array, Array]:
-        """Return the covariance of errors in the label bias, and the covariance of errors in the slope.
+        """Return the covariances of the errors in the label bias and of the errors in the slope.
 
         Both have the shape ``[c, c]``, for the `c` orderings in the mask `measured`.
         """

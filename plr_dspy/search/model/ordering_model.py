@@ -1,8 +1,9 @@
 """The model that a search uses to estimate the scores of orderings and to draw from their posterior.
 
-A Gaussian process (Eq. 2 in `process.py`) models the scores of calls. If calls return log-probabilities
-of labels, `ResponseModel` predicts the scores from them. The process then models the differences
-y - s from these predictions. Otherwise, it includes the label bias if the examples have classes.
+A Gaussian process (Eq. 2 in `process.py`) models the scores y of calls. If most calls return
+log-probabilities of labels, `ResponseModel` predicts the scores from them. The process then models the
+differences y - s from these predictions s. Otherwise, the process includes the label bias if there are
+features and the examples have several classes.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from plr_dspy.statistics.arrays import Array, Mask
 LEAST_SHARE = 0.5
 DEVIATIONS = 1.96  # half the width of a 95% interval, in standard errors
 
-# Maximum distance between an ordering's expected score and the mean of its own scores, in
-# standard errors (B. Efron and C. Morris, JASA 67, 1972).
+# Maximum distance between the score that `FittedModel.as_it_is()` returns and the estimate based on
+# the ordering's own scores, in standard errors (B. Efron and C. Morris, JASA 67, 1972).
 MOST_SHRUNK = 0.7
 
 _LIBRARIES = ThreadpoolController()
@@ -52,7 +53,7 @@ _ARITHMETIC = threading.RLock()
 def one_thread() -> Iterator[None]:
     """Run linear algebra in one thread, because this is faster for small matrices.
 
-    While this context is active, compile runs in other Python threads wait.
+    While this context is active, other Python threads wait to enter it.
     """
     with _ARITHMETIC, _LIBRARIES.limit(limits=1, user_api="blas"):
         num_threads = torch.get_num_threads()
@@ -74,7 +75,7 @@ class OrderingModel:
     Attributes:
         information_weights: A function that returns a weight for each candidate: how informative
             one of its scores is. None if all scores are equally informative.
-        calibrates_answers: Whether the model scores calibrated answers, not original ones.
+        calibrates_answers: Whether calibrated answers are scored if log-probabilities are used.
         varies_in_length: Whether orderings may show different numbers of demos.
     """
 
@@ -97,7 +98,7 @@ class OrderingModel:
         self.varies_in_length = space.from_end
 
     def fit(self, scores: Scores) -> FittedModel:
-        """Return the model fitted to the scores of all candidates."""
+        """Return the model fitted to `scores`."""
         with one_thread():
             candidates = list(scores)
             scored = ScoreTable.from_rows([*scores.values()], self.information_weights)
@@ -131,7 +132,8 @@ class OrderingModel:
     def features(self, candidates: Sequence[Candidate]) -> list[Array]:
         """Return the features ``[m, d]`` of each family.
 
-        All features of an outsider are 0, so that it is treated like an average ordering.
+        All features of an outsider, such as a whole program, are 0. The model therefore treats an
+        outsider like an average ordering.
         """
         if self._features is None:
             return []
@@ -153,7 +155,7 @@ class OrderingModel:
         return ResponseModel(self._responses, Calls(scored, labels, is_program, is_outsider), features)
 
     def _arrangement(self, candidate: Candidate) -> Ordering | None:
-        """Return the candidate if it is an ordering in the space and shows demos, else None."""
+        """Return the candidate if it is an ordering in the space and shows any items, else None."""
         return candidate if self._space.contains(candidate) and any(candidate) else None
 
 
@@ -184,8 +186,8 @@ class FittedModel:
 
     Attributes:
         counted_scores: The scores to which the model is fitted, ``[m, E]``. If answers are
-            calibrated, these are the scores of the calibrated answers.
-        calibrates_answers: Whether `counted_scores` are the scores of calibrated answers. False if
+            calibrated, those with log-probabilities are scored after calibration.
+        calibrates_answers: Whether `counted_scores` contains scores of calibrated answers. False if
             log-probabilities are not used.
     """
 
@@ -225,8 +227,8 @@ class FittedModel:
     def as_it_is(self, ordering: Candidate) -> float:
         """Return an ordering's expected score with uncalibrated answers.
 
-        Shrinkage moves the ordering's own mean score by at most `MOST_SHRUNK` standard errors. If
-        calibrated answers are scored, the mean score is not shrunk.
+        Shrinkage changes the estimate based on the ordering's own scores by at most `MOST_SHRUNK`
+        standard errors. If calibrated answers are scored, this estimate is not shrunk.
         """
         number = self.orderings.index(ordering)
         if self.responses is None:
@@ -241,9 +243,9 @@ class FittedModel:
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
         """Return the 95% interval for an ordering's expected score.
 
-        The standard error is estimated from the scores of the ordering and of the reference. If all
-        scores are equal and from 0 to 1, the margin is 3 / n. Here, n is the smaller of the two
-        numbers of scores (J. Hanley and A. Lippman-Hand, JAMA 1983).
+        The standard error includes the errors of both the ordering's and the reference's mean score.
+        If all known scores are equal and from 0 to 1, the margin is 3 / n. Here, n is the smaller of
+        the two candidates' numbers of scores (J. Hanley and A. Lippman-Hand, JAMA 1983).
         """
         error = self._error(ordering, reference)
         if not error and 0.0 <= score <= 1.0:
@@ -255,7 +257,7 @@ class FittedModel:
         return round(min(score, low), 6), round(max(score, high), 6)
 
     def _error(self, *orderings: Candidate) -> float:
-        """Return the standard error of the sum of the orderings' mean scores."""
+        """Return the standard error of the sum of the distinct orderings' mean scores."""
         rows = self._all_scores[:, [self.orderings.index(ordering) for ordering in set(orderings)]]
         # With a metric over a set, scores vary more in rows with few examples of a decisive label.
         # So use a row's own deviation if it is larger than the deviation of all scores.
@@ -301,9 +303,9 @@ class FittedModel:
     def _alternative_gains(self, reference: int) -> list[Gains]:
         """Return the gains over a reference and, if needed, more cautious gains.
 
-        Cautious gains exclude the hypothesis that outsiders resemble other orderings. They are
-        needed if any outsider has no usable log-probabilities. If answers are calibrated, all gains
-        are over the calibrated reference.
+        Cautious gains exclude the hypothesis that outsiders resemble other orderings. They are needed
+        if the model uses log-probabilities but an outsider has no usable ones. If answers are
+        calibrated, all gains are over the calibrated reference.
         """
         label_gains = None if self.responses is None else self.responses.gains(reference)
         if self.responses is None or label_gains is None:
@@ -319,7 +321,7 @@ class FittedModel:
         """Return a summary of the gains that `_alternative_gains()` returned for a reference."""
         summary, *cautious = [gains.summary(margin=margin) for gains in alternatives]
         if self.responses is not None and cautious:
-            # Without log-probabilities, a whole program is expected to score like an average ordering.
+            # An outsider without usable log-probabilities is expected to score like an average ordering.
             # If its scores confirm this, small differences seem too certain. So use the lower
             # certainty of both summaries.
             is_mute = self.responses.is_mute_outsider
@@ -346,7 +348,7 @@ class FittedModel:
     def revised_labels(self, ordering: Candidate) -> dict[int, int]:
         """Return the labels that replace an ordering's original answers, keyed by example.
 
-        The dict is empty if the original answers are scored.
+        The dict is empty if the original answers are scored or the ordering is not fitted.
         """
         if not self.calibrates_answers or ordering not in self.orderings:
             return {}
@@ -379,7 +381,7 @@ class FittedModel:
     def expected_at_random(self, drawn: Sequence[Candidate], longest: Sequence[Candidate]) -> float:
         """Return the expected mean score of random orderings that show as many items as possible.
 
-        `drawn` and `longest` are as in `effect_of_length()`.
+        `drawn` and `longest` are as in `effect_of_length()`. All `drawn` orderings must be fitted.
         """
         estimates = dict(self.estimates())
         mean = float(np.mean([estimates[ordering] for ordering in drawn]))
@@ -397,7 +399,7 @@ class FittedModel:
             return float(self.predict(longest).mean() - self.predict(drawn).mean())
 
     def sample(self, others: Sequence[Candidate], num_draws: int, rng: np.random.Generator) -> Array:
-        """Draw from the joint posterior of fitted and new orderings, ``[draws, m + c]``."""
+        """Draw mean scores from the joint posterior of `orderings` and `others`, ``[draws, m + c]``."""
         features = [family[: len(others)] for family in self.model.features(others or self.orderings[:1])]
         if self.responses is None:
             return self.process.sample(features, num_draws, rng)
@@ -407,7 +409,7 @@ class FittedModel:
 
 
 def _less_certain(summary: GainSummary, cautious: GainSummary, *, where: Mask) -> GainSummary:
-    """Return `summary`, with the lower certainty of both summaries for the gains in the mask `where`."""
+    """Return `summary`, but use the lower certainty of both summaries for the gains in the mask `where`."""
     return GainSummary(
         summary.expected,
         np.where(where, np.minimum(summary.above, cautious.above), summary.above),

@@ -2,8 +2,9 @@
 
     y[o, e]  =  t[o]  +  a[e]  +  noise
 
-On each example, the noise may be correlated between programs. `PairedProcess` standardizes all
-scores to mean 0 and standard deviation 1. Shapes: n programs, E examples, H hypotheses about the
+A score y is the sum of a program's effect t, an example's effect a, and noise. On each example, the
+noise may be correlated between programs. `PairedProcess` standardizes all scores to mean 0 and, if
+they differ, standard deviation 1. Shapes: n programs, E examples, H hypotheses about the
 effects of programs.
 """
 
@@ -34,7 +35,7 @@ MIN_VARIANCE = 0.02  # minimum variance of errors, because equal scores on a few
 
 
 class PairedProcess:
-    """The effects of programs that were scored on the same examples, and the covariance of their errors.
+    """The estimated effects of programs scored on the same examples, and the covariance of the estimates.
 
     Attributes:
         mean: Posterior mean scores of programs on an average example, ``[n]``.
@@ -146,8 +147,8 @@ def _unit_of(scores: Array) -> float:
 def _laplacian(known: Array, weights: Array | float = 1.0) -> Array:
     """Return the Laplacian ``[n, n]`` of the graph that links programs scored on the same examples.
 
-    `known` is 1 where a program was scored on an example, else 0, ``[n, E]``. `weights` is one
-    weight for all examples, or holds a weight for each, ``[E]``.
+    `known` is 1 where a program was scored on an example, else 0, ``[n, E]``. `weights` holds one
+    weight for each example, ``[E]``, or is a single weight for all examples.
     """
     weighted = known * weights
     counts = np.maximum(1.0, known.sum(axis=0))

@@ -2,10 +2,10 @@
 
     y[o, e]  =  a[e]  +  f(o)  +  w[c(e)] l(o)  +  h[o, e]  +  noise          (2)
 
-The process f is the sum of linear functions of all feature families, a smooth function of the label
-bias l, and independent effects of the individual orderings (`own_effects`). The effect w of the
-label bias depends on the example's class c(e). The preferences h are interactions between orderings
-and examples.
+The effects a are those of the examples. The process f is the sum of linear functions of all feature
+families, a smooth function of the label bias l, and independent effects of the individual orderings
+(`own_effects`). The effect w of the label bias depends on the example's class c(e). The preferences
+h are interactions between orderings and examples.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PRIOR_PRECISION = 40.0
 # Centers of the Gaussian bumps that represent a smooth function of the label bias. The unit is the
 # standard deviation of the label bias among random orderings.
 CENTERS = np.arange(-4.0, 4.01, 0.5)
-MIN_FREE_SHARE = 0.25  # minimum degrees of freedom of the noise, as a fraction of the number of scores
+MIN_FREE_SHARE = 0.25  # minimum degrees of freedom of the noise, as a fraction of their upper limit
 
 
 class LabelBias:
@@ -114,7 +114,7 @@ def _class_direction(sums: Array, counts: Array) -> Array:
 def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
     """Return the covariance ``[m, m]`` of the errors in mean scores.
 
-    Its unit is the noise variance of a single score. Similar orderings do well on the same
+    The unit is the noise variance of a single score. Similar orderings do well on the same
     examples, so their errors on shared examples are correlated.
     """
     # Add kernels with cubed correlations, because nearly identical orderings agree more than linear
@@ -175,8 +175,8 @@ class AdditiveProcess:
         features: One array ``[m, d]`` for each family.
         table: The scores. Each ordering must have at least one.
         classes: Index of each example's class, ``[E]``.
-        references: Features of random orderings. Label bias is modeled only if both `classes`
-            and `references` are given.
+        references: Features of random orderings. Label bias is modeled only if `references` and
+            several classes are given.
         outsider_variances: Prior variances of outsiders' effects, relative to the noise, ``[m]``, and
             0 for other orderings. An outsider's effect is independent of all other effects.
         extra_variances: Variances to add to the estimated prior variances, ``[m]``.

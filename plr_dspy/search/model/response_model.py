@@ -4,8 +4,8 @@
 
 The probability P of a label is calculated from the effects of the ordering and the example. The
 label's score M comes from the metric. No effects are fitted for whole programs, so a whole program
-is expected to score like an average ordering. A reply is "unread" if it has a score but no readable
-label. "Read scores" are the expected scores of replies with a readable label.
+is expected to score like an average ordering. A reply is "unread" if it has a score but no
+log-probabilities of labels. "Read scores" are the expected scores of all other replies.
 """
 
 import numpy as np
@@ -103,7 +103,7 @@ class ResponseModel:
         return np.asarray(read_scores @ weights)
 
     def _draw(self, effects: Array, variances: Array) -> Array:
-        """Return expected mean scores ``[draws, m]`` under random effects.
+        """Return expected mean scores ``[draws, m]`` of read replies under random effects.
 
         Each draw shifts an effect by the same number of standard deviations in all orderings.
         """
@@ -134,7 +134,7 @@ class ResponseModel:
         return self._unread.mixed(read_means, self._unread.predict(features))
 
     def gains(self, reference: int) -> Gains | None:
-        """Return the orderings' gains over a reference on new examples, or None if orderings do not differ.
+        """Return the gains over a reference on new examples, or None if orderings do not differ in the model.
 
         Orderings may differ in the labels of read replies or in the share of read replies.
         """

@@ -40,7 +40,7 @@ class LabelTable(NamedTuple):
 
     @property
     def unit(self) -> float:
-        """The range of the labels' scores, used as the unit of prior deviations."""
+        """The range of the labels' scores, or 1 if they are equal. It is the unit of prior deviations."""
         return float(np.ptp(self.scores)) or 1.0
 
 

@@ -1,6 +1,8 @@
 """Scores of orderings on examples, and mean scores adjusted for the difficulty of the examples.
 
 y[o, e]  =  t[o]  +  a[e]  +  noise
+
+A score y is the sum of an ordering's effect t, an example's effect a, and noise.
 """
 
 from __future__ import annotations
@@ -133,5 +135,5 @@ class ScoreTable:
 
     @property
     def shrunk_means(self) -> Array:
-        """The adjusted means ``[m]``, shrunk towards 0. Means of fewer scores are shrunk more strongly."""
+        """The adjusted means ``[m]``, shrunk towards 0. Less informative means are shrunk more strongly."""
         return self.adjusted_means * self.shrinkage

@@ -1,4 +1,4 @@
-"""A model for replies in which no label can be read: their frequency and their mean score."""
+"""A model for replies without log-probabilities of labels: their frequency and their mean score."""
 
 import numpy as np
 
