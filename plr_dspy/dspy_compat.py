@@ -1,4 +1,4 @@
-"""All uses of undocumented DSPy names, and DSPy's defaults.
+"""All imports of undocumented DSPy names, and DSPy's defaults.
 
 Look here first if a new version of DSPy breaks this package.
 """
@@ -102,9 +102,8 @@ def field_not_found(error: BaseException, example: dspy.Example) -> str | None:
     if not isinstance(error, (AttributeError, KeyError)):
         return None
     *_, (frame, _) = walk_tb(error.__traceback__)
-    name = frame.f_locals.get(
-        "key"
-    )  # the parameter of `dspy.Example.__getattr__` and `__getitem__` that holds the field's name
+    # `key` is the parameter of `dspy.Example.__getattr__` and `__getitem__` for the field's name.
+    name = frame.f_locals.get("key")
     return name if frame.f_locals.get("self") is example and isinstance(name, str) else None
 
 
@@ -146,7 +145,7 @@ def sent_messages(predictor: dspy.Predict, inputs: Mapping[str, Any]) -> list[di
 def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
     """Call the method `event` of each DSPy callback that has this method.
 
-    DSPy itself reports no events during `compile()`. The method gets the arguments that DSPy
+    DSPy itself does not report the progress of `compile()`. The method gets the arguments that DSPy
     passes at the end of a call, with the call ID of `compile()`.
     """
     callbacks = [*(dspy.settings.callbacks or []), *getattr(optimizer, "callbacks", [])]

@@ -99,15 +99,15 @@ def evaluate_programs(
         num_threads, max_errors, display_progress: As in `PLReorder`.
         inputs: As in `PLReorder.compile`. By default, inputs are inferred from the first program.
         log_dir: A folder that stores finished calls. A later evaluation with the same metrics,
-            examples and model reuses the calls of unchanged programs, even if the programs were
-            renamed. Failed calls are repeated.
+            examples, model and adapter reuses the calls of unchanged programs, even if the programs
+            were renamed. Failed calls are repeated.
         accept_changes: As in `PLReorder`.
 
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.
         RuntimeError: If failed calls leave fewer than two examples.
-        Exception: A fatal error in a program or metric, or the last error when the number of
-            failed calls reaches `max_errors`.
+        Exception: An error that every further call would raise, or the last error when the number
+            of examples with failed calls reaches `max_errors`.
     """
     named = named_programs(programs, min_number=1)
     examples, metrics = _checked(named, metric, devset, inputs)
@@ -287,14 +287,15 @@ class _ProgramRun(MetricWork):
         errors = [record.error for record in unread if cause_of(record.error) is not None]
         if errors:
             logger.warning(
-                f"{self.name}: {len(errors)} of {len(self.records)} calls count as incorrect because of errors such as "
-                f"{errors[0]}: {fix_for(errors, otherwise='')}"
+                f"for {self.name}, {len(errors)} of {len(self.records)} calls count as incorrect because of errors "
+                f"such as {errors[0]}: {fix_for(errors, otherwise='')}"
             )
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Call the program, and return a record of how each metric scores a copy of the answer.
 
-        The record's value is a dict that maps each metric's name to the score and the label.
+        The record's value is a dict that maps each metric's name to the score and, for a metric over a
+        set, the label.
         """
         prediction = self._answered(program, example)
         results = {}
@@ -323,8 +324,8 @@ def _examples_without_failure(runs: Sequence[_ProgramRun], num_examples: int) ->
     if failures:
         first = failures[min(failures)]
         warning = (
-            f"calls on {len(failures)} of {num_examples} examples failed, "
-            f"the first with {first.error}: {first.message}"
+            f"calls on {len(failures)} of {num_examples} examples failed "
+            f"(the first with {first.error}: {first.message})"
         )
         if len(indices) < 2:
             errors = [record.error for record in failures.values()]

@@ -14,14 +14,14 @@ from plr_dspy.programs.checks import Count, WholeNumber, arguments
 
 __all__ = ["PDO", "DEmO", "GlobalE", "LocalE", "PerInputOrder", "StaticOrder", "TopKOrder"]
 
-BATCH = 15  # number of orders in each round; each round logs one line
-COMPARED_SHARE = 0.2  # maximum fraction of the budget to spend on the final comparison
+BATCH = 15  # maximum number of orders in a round; each round logs one line
+COMPARED_SHARE = 0.2  # maximum budget share of the final comparison, unless `MIN_EXAMPLES` needs more
 
 
 class StaticOrder(DemoOptimizer):
     """An optimizer that keeps the original order of demos and makes no program calls.
 
-    Compiling still writes a report. All arguments are as in `PLReorder`.
+    Compiling still creates a report. All arguments are as in `PLReorder`.
     """
 
     name = "StaticOrder"
@@ -43,9 +43,9 @@ class TopKOrder(DemoOptimizer):
 
     Args:
         metric: As in `PLReorder`.
-        num_candidates: Number of orders to score on the train split, the paper's T x B.
-        num_finalists: Number of orders to score on the selection split in addition to the
-            original, the paper's K.
+        num_candidates: Maximum number of orders to score on the train split (T x B in the paper).
+        num_finalists: Maximum number of orders to score on the selection split in addition to
+            the original (K in the paper).
         max_metric_calls: Maximum number of program calls. None allows
             ``num_candidates * train + (num_finalists + 1) * selection`` calls, where `train`
             and `selection` are the sizes of the splits.
@@ -58,7 +58,7 @@ class TopKOrder(DemoOptimizer):
     num_finalists: Count = 10
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Return a plan that scores as many orders as the budget allows, each on the whole train split."""
+        """Return a plan that scores up to `num_candidates` affordable orders on the whole train split."""
         num_train = size.num_train
         num_selection = size.num_selection
         num_orders = min(self.num_candidates, size.num_distinct)

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 CONTENT_FREE = ("[N/A]", "", "[MASK]")  # the label probabilities for these inputs reveal bias
 OTHERS = ", or use PLReorder or TopKOrder, which do not have this requirement"
 WRITING = 0  # index of the calls that write an input; the written inputs have the next indices
-WRITTEN_TOKENS = 128  # maximum number of tokens in a generated probing input
+WRITTEN_TOKENS = 128  # maximum number of tokens in a probing input written with `PlainTextAdapter`
 WRITING_INSTRUCTION = "Write one new example of the same kind as those given: like them, but none of them."
 
 Rows = Mapping[Candidate, Mapping[int, CallRecord]]
@@ -59,7 +59,7 @@ class LabelOptimizer(DemoOptimizer):
 
     scored_on = "probing inputs"
     chooses_by_score = False
-    # Each of the `fillers` is the text of all fields of one probing input. Without fillers, the LM writes
+    # Each string in `fillers` fills all fields of one probing input. Without fillers, the LM writes
     # the probing inputs at `temperature`. If `temperature` is also None, the train inputs are used.
     fillers: ClassVar[tuple[str, ...]] = ()
     temperature: ClassVar[float | None] = None
@@ -176,9 +176,9 @@ class LabelRun(CompileRun):
         return self.outcome(Decision(self._winner), Stop(reason or StopReason.TIME))
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
-        """Call the program with the demos in each order, and return the records, keyed by probing input.
+        """Call the program with the demos in each order. Return each order's records, keyed by probing input.
 
-        Return an empty dict if the budget runs out before the LM has written all probing inputs.
+        Return an empty dict if a limit is reached before the LM has written all probing inputs.
         """
         evaluator = self.evaluator
         if self._work.writes_inputs:
@@ -256,7 +256,7 @@ class ProbingWork(LabelReadingWork):
         return self.indices[: len(self.examples)]
 
     def take(self, written: Sequence[dict[str, str] | None]) -> None:
-        """Set `examples` to the distinct inputs in `written`. None stands for a failed call."""
+        """Set `examples` to the distinct inputs in `written`. None stands for a call that wrote no input."""
         distinct: dict[bytes, dict[str, str]] = {}
         for fields in written:
             if fields:
@@ -341,9 +341,9 @@ class LocalE(LabelOptimizer):
 
     A label distribution consists of the label probabilities in the reply to a probing input. For
     each order, the LM writes one probing input in the style of the demos. These inputs need no
-    correct labels. The program must have one predictor with text inputs and one output that is a
-    Literal, an enum or a bool. The LM must return log-probabilities. Compiling makes at most
-    ``num_candidates * (1 + num_candidates)`` program calls.
+    correct labels. The program must have exactly one predictor. Its inputs must be text, and
+    exactly one output must be a Literal, an enum or a bool. The LM must return log-probabilities.
+    Compiling makes at most ``num_candidates * (1 + num_candidates)`` program calls.
 
     Source: Y. Lu et al., "Fantastically ordered prompts and where to find them",
     ACL 2022, Eq. 4 to 6.
@@ -353,7 +353,7 @@ class LocalE(LabelOptimizer):
             depends only on label probabilities.
         variant: "lu" chooses the highest mean entropy, as published. "plr" chooses the lowest
             mean entropy, as in arXiv:2603.21373.
-        num_candidates: Number of orders to try: the original order and random orders.
+        num_candidates: Maximum number of orders to try: the original order and random orders.
         temperature: Sampling temperature at which the LM writes probing inputs.
         all others: As in `PLReorder`. `max_metric_calls` limits the number of probing inputs.
     """
@@ -377,7 +377,7 @@ class GlobalE(LocalE):
 
     Args:
         variant: "lu" is the published method. "plr", from arXiv:2603.21373, chooses the order
-            for which the label distribution on a single input has the lowest entropy.
+            whose label distribution on any single input has the lowest entropy.
         metric, num_candidates, temperature, all others: As in `LocalE`.
     """
 
@@ -453,7 +453,7 @@ class DEmO(LabelOptimizer):
     to uniform. The content-free inputs are "[N/A]", "" and "[MASK]". The returned program is a
     `PerInputOrder`. For each input, this program calls the LM with each kept order. It compares the
     likeliest label's probability with this label's mean probability on content-free inputs. The
-    order with the largest increase over this mean determines the answer. Compiling makes
+    order with the largest increase over this mean determines the answer. Compiling makes at most
     ``3 * num_candidates`` program calls. The requirements are the same as for `LocalE`.
 
     Source: Q. Guo et al., "What makes a good order of examples in in-context

@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: If the arguments are invalid (exit code 2), or if --help or --version is
             passed (exit code 0).
+        Exception: Any error of the command, if --debug is passed.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # Some terminals cannot encode the arrows in reports.
@@ -244,7 +245,7 @@ OF_COMPILE: Options = {
     },
     "--calibrate": {
         "action": "store_true",
-        "help": "calibrate answers before they are scored, and save a calibrated program",
+        "help": "calibrate answers before they are scored, and calibrate the saved program if this is probably better",
     },
     "--select": {"nargs": "?", "const": "fixed", "choices": ["fixed", "auto", "retrieved"], "help": SELECT},
     "--max-demos": {
@@ -264,8 +265,8 @@ OF_COMPILE: Options = {
     "--programs": {
         "nargs": "+",
         "default": [],
-        "help": "programs to compare with the result: saved versions of the program (JSON), or other programs as "
-        "FILE.py:NAME",
+        "help": "programs that compete with the search's candidates: saved versions of the program (JSON), or other "
+        "programs as FILE.py:NAME",
     },
     "--max-calls": {
         "type": _at_least(0),
@@ -284,7 +285,7 @@ OF_COMPILE: Options = {
         "help": "reuse the calls in --log-dir even if code or arguments have changed. Pass this only if the logged "
         "scores are still valid",
     },
-    "--estimate": {"action": "store_true", "help": "print the expected cost without making any calls"},
+    "--estimate": {"action": "store_true", "help": "print the estimated cost without calling any program"},
 }
 OF_EVALUATE: Options = {
     "--metric": {

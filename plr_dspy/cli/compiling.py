@@ -194,7 +194,7 @@ def _passed(args: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
 
 
 def _check_paths(args: argparse.Namespace) -> None:
-    """Raise a UserError if --report would overwrite the program of --out."""
+    """Raise a UserError if --report and --out name the same file."""
     if args.out is None or args.report is None:
         return
     if Path(args.out).resolve() == Path(args.report).resolve():
@@ -220,8 +220,8 @@ def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewSho
         options["instructions"] = "propose"
     elif args.instructions and "propose" in args.instructions:
         raise UserError(
-            f"--instructions: propose must be the only value; got {len(args.instructions)} values: pass either propose "
-            "or your own instructions"
+            f"propose must be the only value of --instructions; got {len(args.instructions)} values: pass either "
+            "propose or your own instructions"
         )
     if args.prompt_model is not None:
         options["prompt_model"] = dspy.LM(args.prompt_model)
@@ -243,23 +243,25 @@ def _check_json(programs: Iterable[dspy.Module]) -> None:
     """Raise a ValueError if a program has a demo that JSON cannot store."""
     for obstacle in map(json_obstacle, programs):
         if obstacle:
-            raise UserError(f"--out: {obstacle}: convert the value to plain data, such as text")
+            raise UserError(
+                f"--out cannot be written, because {obstacle}: convert the value to plain data, such as text"
+            )
 
 
 def _named_metric(reference: str, program: dspy.Module) -> Metric:
-    """Return the metric that a reference names. Metrics in `SET_METRICS` compare the program's label output."""
+    """Return the metric that a reference names. Metrics in `SET_METRICS` score the program's label output."""
     name, _, label = reference.partition(":")
     metric_class = SET_METRICS.get(name.lower())
     if metric_class is None:
         similar = difflib.get_close_matches(name.lower(), SET_METRICS, n=1, cutoff=0.8)
         if similar and not label:
             raise UserError(
-                f"--metric: {reference} is unknown: pass {similar[0]}, or FILE.py:NAME of your own metric"
+                f"--metric {reference} is unknown: pass {similar[0]}, or FILE.py:NAME of your own metric"
             )
         metric: Metric = _named_object(reference, others=f", or {', '.join(SET_METRICS)} or f1:LABEL")
         if inspect.isclass(metric):
             raise UserTypeError(
-                f"--metric: {reference} is a class: write metric = {metric.__name__}(...) in a file, and pass "
+                f"--metric {reference} is a class: write metric = {metric.__name__}(...) in a file, and pass "
                 "FILE.py:metric"
             )
         return metric
@@ -267,7 +269,7 @@ def _named_metric(reference: str, program: dspy.Module) -> Metric:
     if metric_class is F1:
         return F1(label or None, field=field)
     if label:
-        raise UserError(f"--metric: {name} takes no label; got {reference!r}: pass {name}")
+        raise UserError(f"--metric {name} takes no label; got {reference!r}: pass {name}")
     return metric_class(field=field)
 
 
@@ -281,7 +283,7 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
     variable = args.api_key_env
     if makes_calls and variable is not None and args.lm != "local" and not os.environ.get(variable):
         raise UserError(
-            f"--api-key-env: the environment variable {variable!r} is not set: set it to the API key"
+            f"--api-key-env needs a key, but the variable {variable!r} is not set, or is empty: set it to the API key"
         )
     adapter = args.adapter or ("plain" if args.lm == "local" else "chat")
     if args.lm == "local":
@@ -309,7 +311,7 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _named_object(reference: str, *, others: str = "") -> Any:
-    """Import the object that a reference names. Its file may import modules from its own folder.
+    """Import and return the object that a reference names. Its file can import modules in the same folder.
 
     `others` describes other valid references, and is added to error messages.
     """

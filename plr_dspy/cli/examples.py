@@ -18,7 +18,7 @@ def read_examples(
 ) -> list[dspy.Example]:
     """Read examples from a file, or from a split of a data set on the hub.
 
-    Convert each value to the type of the program's field with the same name.
+    If possible, convert each value to the type of the program's field with the same name.
     """
     rows = load_hub_split(source) if isinstance(source, HubSplit) else load_file(source)
     examples = as_examples(

@@ -40,7 +40,7 @@ CERTAIN_NAMES = "|".join(name for name in OPTIONS if "_" in name or name.endswit
 VALUED = rf"(?P<valued>{NAMES})=(?P<value>True\b|\[[^\]]*\])?"
 # After "omit", even an English word, such as "programs", refers to an argument.
 NAMED = rf"(?P<named>{CERTAIN_NAMES}|(?<=[Oo]mit )(?:{NAMES}))(?![\w/]|\.\w)"
-# `ARGUMENT` leaves quoted text unchanged, even if it is cut off with "…", and Python calls such as F1('yes').
+# Quoted text stays unchanged, even if it is cut off with "…". So do Python calls, such as F1('yes').
 QUOTED = r"(?<!\w)(?P<quote>['\"`])(?:\\.|[^\\])*?(?:(?P=quote)(?!\w)|…)"
 CALL = r"\w\([^()]*\)"
 ARGUMENT = re.compile(rf"{QUOTED}|{CALL}|(?<![\w(./-])(?:{VALUED}|{NAMED})")
@@ -55,7 +55,7 @@ def in_options(message: str, args: argparse.Namespace) -> str:
 
 
 def _row(match: re.Match[str], args: argparse.Namespace) -> str:
-    """Return a phrase for the row of the user's file that a matched index, such as "trainset[3]", denotes."""
+    """Return a phrase such as "row 4 of train.jsonl" for a matched index, such as "trainset[3]"."""
     source = getattr(args, SOURCES[match[1]], None)
     return f"row {int(match[2]) + 1} of {source}"
 

@@ -20,7 +20,7 @@ def show(text: object) -> None:
 def printing() -> Iterator[None]:
     """Flush stdout when this context ends. Raise `OutputClosed` if the reader has closed the pipe.
 
-    Do not run the user's code in this context, because errors from its own pipes would look the same.
+    Do not run the user's code in this context: errors from that code's own pipes would look the same.
     """
     try:
         try:

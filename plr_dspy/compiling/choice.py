@@ -27,10 +27,11 @@ class Result:
 
     Attributes:
         candidate: The finalist.
-        score: Mean score on the compared examples or, for a metric over a set, the metric's
-            value on these examples.
+        score: Mean score on the compared examples. For a metric over a set, the metric's value on
+            all examples that the finalist and the reference answered.
         gain: Gain over the reference on new examples, limited so that the expected score is possible.
-        estimate: Expected gain without this limit. Finalists are ranked by this value.
+        estimate: Expected gain, by which finalists are ranked unless scores decide. It is not
+            limited, except for a metric over a set.
         comparison: The comparison with the reference by a metric over a set. None for any other
             metric.
     """
@@ -58,9 +59,9 @@ class Decision:
         chosen: Index of the chosen candidate's result in `results`, or None if nothing was
             compared.
         evidence: As in `ReportData`.
-        effect: Effect of calibration, or None if calls returned no log-probabilities.
-        fitted: The score model, fitted to all scores, including those of the final comparison.
-            None if nothing was compared.
+        effect: Effect of calibration, or None if it is unknown.
+        fitted: The score model, fitted to the scores on which the decision is based. None if
+            nothing was compared.
     """
 
     candidate: Candidate
@@ -85,7 +86,8 @@ class Decision:
         """Return a function that converts the model's expected scores to the scale of the metric.
 
         The model only approximates a metric over a set, so the function rescales gains over the
-        reference. The chosen candidate's rescaled gain equals `comparison.expected_gain`.
+        reference. If the model expects the chosen candidate to gain, its rescaled gain equals
+        `comparison.expected_gain`.
         """
         fitted = self.fitted
         comparison = self.comparison
@@ -124,7 +126,7 @@ def compare_finalists(
 ) -> Decision:
     """Choose one of the finalists, and compare it with the original.
 
-    First, choose one of the user's programs: the original, unless another one is probably better.
+    First, choose one of the user's programs: the original, unless another of them is probably better.
     Then replace this program with another finalist if that finalist is likely enough to be better.
 
     Args:
@@ -231,8 +233,8 @@ class _ScoredFinalists:
     def results(self, reference: Candidate) -> list[Result]:
         """Return the results of the finalists, including their gains over the reference.
 
-        The results are in the order of the finalists. If answers are calibrated, the first result is
-        for the uncalibrated reference. All others are for calibrated answers.
+        The results are in the order of the finalists. If answers are calibrated, a result for the
+        uncalibrated reference comes first, and all other results are for calibrated answers.
         """
         results = self._by_model(reference)
         metric = self.observations.effective_scores
@@ -305,7 +307,7 @@ class _ScoredFinalists:
         )
 
     def effect(self, original: Candidate, chosen: Candidate, *, applied: bool) -> CalibrationEffect | None:
-        """Return the effect of calibration if calls returned log-probabilities, else None.
+        """Return the effect of calibration, or None if too few calls returned log-probabilities.
 
         For a metric over a set, compute the effect with the metric itself, not from the model's scores.
         """
@@ -337,7 +339,7 @@ def choose(
 
 
 def likely(gain: Gain, min_probability: float | None, *, odds: float = MIN_ODDS) -> bool:
-    """Return whether a candidate's gain over a reference is likely enough to replace the reference.
+    """Return whether a gain over a reference is likely enough for the candidate to replace the reference.
 
     The probability of a gain must be at least `min_probability`. If `min_probability` is None,
     a gain must be at least `odds` times as likely as a loss. If answers are calibrated, the gain
@@ -356,9 +358,9 @@ def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[i
 
     Near the highest possible score, the best of many orderings may get a perfect score by chance.
     The score model would mistake this selection bias for an effect, because it assumes normal errors.
-    So reduce the probability of a gain to that of the paired scores, and increase the deviation. If
-    the paired scores do not favor a gain at all, also increase the probability of a loss. Otherwise,
-    the other evidence of the model still counts.
+    So reduce the probability of a gain to the estimate from the paired scores, and increase the
+    deviation. If this estimate is at most 0.5, also increase the probability of a loss. Otherwise,
+    keep the model's probability of a loss, because the model has other evidence, too.
     """
     differences = [other[example] - original[example] for example in original.keys() & other.keys()]
     if not differences or gain.expected <= 0 or sum(map(bool, differences)) >= ENOUGH_DIFFERING:
@@ -388,7 +390,7 @@ def over_calibrated(fitted: FittedModel | None, original: Candidate, result: Res
 
 
 def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
-    """Count the examples with several scores, with different scores, and with scores of all `compared`."""
+    """Count examples with several scores, with different scores, and with scores of all in `compared`."""
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():
         for example, score in row.items():

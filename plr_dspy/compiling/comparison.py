@@ -62,7 +62,7 @@ def _interval_of_expected(
     end, because the model may shrink gains too strongly.
 
     Args:
-        gain: The expected gain.
+        gain: The estimated gain on new examples.
         observed: The gain on the compared examples.
         largest: The largest possible gain.
         least_chosen: Lower end of the interval for the chosen candidate's score, minus the lowest
@@ -95,7 +95,7 @@ def paired_gain(before: Mapping[int, float], after: Mapping[int, float]) -> Pair
 
 
 def _range(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the lowest and the highest possible score. Most metrics score from 0 to 1."""
+    """Return the assumed range of the metric: 0 to 1, extended to include all of these scores."""
     return min(0.0, *scores), max(1.0, *scores)
 
 
@@ -108,7 +108,7 @@ def _limited_interval(
 
 
 def paired_gain_by_metric(metric: ConfusionScores, before: Answers, after: Answers) -> PairedGain | None:
-    """Return the gain in a metric over a set on examples with both answers, or None without such examples."""
+    """Return the gain in a metric over a set on the examples with both answers, or None if there are none."""
     if not before.keys() & after.keys():
         return None
     measurement = _measure(metric, before, after)
@@ -139,7 +139,7 @@ def compare_by_set_metric(
         before, after: Answers of the original and of the finalist.
         gain: Gain estimated by the score model.
         num_orderings: Number of orderings that the finalist was selected from.
-        num_candidates: Number of finalists, including the original.
+        num_candidates: As in `compare_mean_scores`.
     """
     measurement = _measure(metric, before, after)
     corrected = _corrected_gain(metric, measurement, gain, num_orderings)
@@ -217,7 +217,8 @@ def _corrected_gain(
     """Return the score model's gain, corrected with the measured values of the metric.
 
     If the metric improved less than its linear approximation in the model, reduce the expected
-    gain. Limit the probability of a gain to the probability estimated from bootstrap samples.
+    gain. Limit the probability of a gain to the probability estimated from bootstrap samples, and
+    raise the probability of a loss to at least its estimate from these samples.
     """
     gains = measurement.gains
     observed = measurement.observed
@@ -280,7 +281,7 @@ def _bootstrapped_probability(gains: Array, linear_gains: Array, num_orderings: 
 
     If a few examples, such as those with a rare label, dominate the gain, an ordering may win by
     chance. In this case, the probability is corrected for the number of orderings (Bonferroni), but
-    is not reduced below the threshold for replacing the original.
+    is not reduced below the default threshold for replacing the original.
     """
     probability = float((gains > 0).sum() / (len(gains) + 1))
     squares = linear_gains**2

@@ -1,6 +1,6 @@
 """A race of whole programs, from the first examples to the outcome.
 
-All programs are scored on the same examples, so no program gets easier examples than another. No
+All remaining programs are scored on the same examples, so none of them gets easier examples. No
 examples are held out for a final comparison, because the model corrects for selection bias.
 """
 

@@ -17,9 +17,9 @@ ENOUGH_ANSWERS = 20  # minimum number of answers before a warning about unparsab
 FIRST_ANSWERS = 10  # minimum number of answers before unparsable answers can stop the search
 UNPARSED = 0.9  # minimum share of unparsable answers that stops the search
 MOSTLY_UNPARSED = 0.5  # minimum share of unparsable answers for a warning
-MANY_FAILURES = 5  # minimum number of failed calls that the reason for stopping mentions
+MANY_FAILURES = 5  # minimum number of failed calls to mention in the reason for stopping
 ENOUGH_SCORES = 60  # number of scores after which the search stops if all of them are equal
-# The search stops after this many comparisons of scores on the same example if all of them are ties.
+# The search stops after this many comparisons of results on the same example if no results differ.
 ENOUGH_PAIRS = 250
 SHOW_DEMOS = "show demos, which teach the output format (use PLFewShot, or --select on the command line), or "
 GIVE_DEMOS = (
@@ -28,7 +28,7 @@ GIVE_DEMOS = (
 
 
 class UnreadableReplies(RuntimeError):
-    """An error raised if almost no reply can be parsed. Repeating the compile would raise it again."""
+    """An error raised if almost no reply can be parsed. Repeating the compile run would raise it again."""
 
 
 @dataclass
@@ -37,14 +37,14 @@ class FutilityCheck:
 
     evaluator: Evaluator
     num_train: int  # number of examples in the train split; calls on other examples are ignored
-    sample: Callable[[], str] = str  # returns one of the program's answers as text
-    compares: bool = True  # whether to stop if all scores and answers are equal
+    sample: Callable[[], str] = str  # returns one of the answers and its score as text
+    compares: bool = True  # whether to stop if no scores differ
     advice: str = "try another adapter"  # what to do if replies cannot be parsed
     by_program: bool = False  # whether this is a race of programs, not a search over prompts
     # Whether a candidate's prompts show demos. By default, assume that they do.
     shows_demos: Callable[[Candidate], bool] = lambda candidate: True
-    # Whether any candidate can show demos. If so, only replies to prompts with demos can stop the search,
-    # because demos may teach the output format.
+    # Whether any candidate can show demos. If so, unparsable replies stop the search only if their
+    # prompts show demos, because demos may teach the output format.
     can_show_demos: bool = True
     has_warned: bool = False  # whether a warning about unparsable answers was logged
 

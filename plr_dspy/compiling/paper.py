@@ -87,12 +87,12 @@ def random_plan(
     """Return the plan of a random search.
 
     Args:
-        num_orders: Maximum number of random orders.
+        num_orders: Maximum number of orders, including the original.
         num_examples: Number of examples on which each order is scored.
         num_best: Number of the search's best orders that enter the final comparison.
         num_compared: Number of examples in the final comparison.
         budget: Budget in program calls, or None for no limit.
-        batch: Number of orders in each round, or 0 for a single round.
+        batch: Maximum number of orders in each round, or 0 for a single round.
     """
     batch = min(batch or num_orders, num_orders)
     return PaperPlan(
@@ -116,7 +116,7 @@ class PaperRun(CompileRun):
 
     Deviation: In the paper, only draws from the final distribution enter the final comparison.
     All draws may be worse than the original order or another order that the search scored. So this
-    class also compares the original, the best scored orders and the distribution's mode.
+    class also compares the original, the best scored orders and, if planned, the distribution's mode.
     """
 
     decides_by_score: ClassVar[bool] = True
@@ -141,7 +141,7 @@ class PaperRun(CompileRun):
         self.stop = stop
         if self.found_no_difference():
             return self.outcome_without_difference()
-        # Draw K orderings, and return the one that scores best on the selection split.
+        # Draw K orderings, and choose the finalist that scores best on the selection split.
         num_compared = plan.num_selection_examples
         if stop.reason is not StopReason.ALL_ROUNDS:
             num_compared = self.remaining_calls().num_compared
@@ -154,7 +154,7 @@ class PaperRun(CompileRun):
         return observations
 
     def finalists(self) -> list[Candidate]:
-        """Return the original, the best orders, the distribution's mode, and draws from the distribution."""
+        """Return the original, the best orders and, if planned, the distribution's mode and draws from it."""
         plan = self.plan
         assert isinstance(plan, PaperPlan)
         finalists = [self.original, *self.best()[: plan.num_best_seen]]

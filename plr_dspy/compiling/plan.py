@@ -12,7 +12,7 @@ BUDGETS = {
     "medium": 3_000,
     "heavy": 10_000,
 }  # number of program calls for each `auto` setting
-MIN_EXAMPLES = 2  # minimum number of examples in the final comparison
+MIN_EXAMPLES = 2  # minimum number of examples in the final comparison, if the selection split is that large
 MIN_ORDERS = 4  # minimum number of orders in the first round
 # Minimum number of examples on which an order is first scored, for each signal.
 MIN_FIRST = {"score": 4, "logprobs": 2}
@@ -22,16 +22,16 @@ SIGNALS = ("auto", *MIN_FIRST)  # values of the `signal` argument
 # first examples per order, not for more orders.
 MAX_ORDERS = 360
 ROUNDS = 30  # target number of rounds in a search
-# Maximum size of the random first round, relative to later rounds: "orders" for a search that varies
-# only orders, "demos" for a search that also chooses demos.
+# Maximum size of the random first round, relative to later rounds, if the budget does not allow all
+# prompts: "orders" for a search that varies only orders, "demos" for one that also chooses demos.
 FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
 MORE_THAN_FIRST = 2  # examples to add when an order is scored again, as a multiple of its first examples
-COMPARISON_SHARE = 0.15  # maximum share of the budget for the final comparison
+COMPARISON_SHARE = 0.15  # maximum budget share of the final comparison, unless `MIN_EXAMPLES` needs more
 RACE_SHARE = 0.15  # the race's share of the calls that are not reserved for the final comparison
 
 # Share of the race's calls that score the original before the heats. The original's score may differ
-# greatly from all other scores, so without these calls it might be kept or replaced by mistake (see
-# "help" and "lone original" in `benchmarks/landscapes.py`).
+# greatly from all other scores, so without these calls the original might be kept or replaced by
+# mistake (see "help" and "lone original" in `benchmarks/landscapes.py`).
 ORIGINAL_SHARE = {"orders": 0.5, "demos": 0.25}
 # A search over orders has a longer race.
 RACED = 3  # number of orders that the longer race can score on all train examples
@@ -60,17 +60,17 @@ class Plan:
 
     num_iterations: int = 0  # maximum number of rounds
     num_samples: int = 1  # number of orderings in each round
-    num_best_seen: int = 0  # number of race winners that join the final comparison
+    num_best_seen: int = 0  # number of race winners (without a race, best orders) in the final comparison
     num_train_examples: int = 0  # maximum number of train examples on which an ordering is scored
     num_selection_examples: int = 0  # number of examples in the final comparison
-    # Budget in program calls, reduced if there are few examples; None if unlimited.
+    # Budget in program calls after bootstrapping, reduced if there are few examples; None if unlimited.
     max_metric_calls: int | None = None
     most_searched: int | None = None  # number of calls in an exhaustive search, if one is planned
     elite_fraction: float = 0.125  # share of the orderings to which the distribution is refitted
     # Number of orderings to draw from the final distribution. The draws enter the race or, if the plan
     # has no race, the final comparison.
     num_final_draws: int = 0
-    num_initial: int = 0  # number of orderings in the first round
+    num_initial: int = 0  # number of orderings in the first round or, in a random search, in all rounds
     num_first_examples: int = 1  # number of examples on which an ordering is first scored
     num_more_examples: int = 0  # number of examples added each time an ordering is scored again
     num_entrants: int = 0  # number of the search's best candidates that enter the race
@@ -128,7 +128,7 @@ def make_plan(
     """Return the plan of a compile run.
 
     Args:
-        auto: "light", "medium" or "heavy"; None if `max_metric_calls` is given.
+        auto: "light", "medium" or "heavy". None requires `max_metric_calls`.
         max_metric_calls: Budget in program calls, which overrides `auto`.
         signal: "score", or "logprobs" if calls also return log-probabilities of labels.
         searched: What the search varies: "orders", or "demos" if it also chooses the demos.

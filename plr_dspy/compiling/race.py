@@ -25,9 +25,10 @@ def run_race(
 ) -> list[Candidate]:
     """Race the entrants using successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
-    First, the original and the entrants without calls are scored. Then each heat scores the remaining
-    entrants on the same number of examples. It keeps the best share of them (`KEPT_SHARE`), but at
-    least the planned number of winners. If a limit on time or cost interrupts a heat, the race ends.
+    First, the entrants without calls and the original are scored. Each heat then scores the remaining
+    entrants until all have at least a certain number of scores. It keeps the best share of them
+    (`KEPT_SHARE`), but at least the planned number of winners. If a limit interrupts a heat, the
+    race ends.
 
     Args:
         entrants: The candidates to race, best first, without the original.
@@ -37,8 +38,8 @@ def run_race(
         score: Calls the candidates in order until a limit is reached, and returns those whose
             calls are complete.
         estimate: Returns the estimated scores of all candidates with calls.
-        plan: The plan of the compile run, which sets the number of winners and the original's
-            share of the calls.
+        plan: The plan with the number of winners, the maximum number of examples, and the
+            original's share of the calls.
         num_calls: Maximum number of program calls in the race.
         user_programs: Passed to `first_of_each_kind` after every heat.
 

@@ -27,8 +27,8 @@ MAX_LOW = 8  # maximum number of low-scoring examples from which new items are m
 # Number of train examples, and of remaining search calls, required for each low-scoring example.
 MIN_PER_LOW = 8
 NUM_WIDENED = 4  # number of best orderings to score with each new item
-# Share of the search's calls that score the user's programs the first time they are scored. These
-# programs need many calls, because other candidates' scores do not predict their scores.
+# Minimum share of the search's calls for the first scores of the original and the user's programs.
+# Other candidates' scores do not predict those of the user's programs, so many calls are needed.
 USER_PROGRAMS_SHARE = 0.25
 # If all new calls of a round fail, and there are at least this many, assume an outage.
 MIN_FAILURES = 8
@@ -45,6 +45,7 @@ class SearchRounds:
         evaluator: Calls candidates on examples. Its examples are the train split, followed by
             the selection split.
         plan: The planned rounds and program calls.
+        num_train: Number of examples in the train split.
         original: The user's program, as an ordering, `WITHOUT_DEMOS` or a whole program.
         user_programs: The user's other programs. They can replace the original at lower odds.
         min_probability, stop_at_score, patience: As in `PLReorder`.
@@ -153,7 +154,7 @@ class SearchRounds:
     def widen_space(self) -> list[Candidate]:
         """Widen the search space, and return the first candidates to score in the wider space.
 
-        Each candidate is one of the best orderings, but shows only a new item in one block. Return
+        Each candidate is one of the best orderings, except that one block shows only a new item. Return
         an empty list if the space cannot be widened, or if this was tried before.
         """
         widen = self.widen
@@ -169,7 +170,7 @@ class SearchRounds:
         wider_search = widen(low_scores) if low_scores else None
         if wider_search is None:
             return []
-        # The new items were made from these examples, so the scores on them would be biased upward.
+        # The new items were made from these examples, so the items' scores on them would be biased.
         self.schedule.retired.update(low_scores)
         scores = self.scores_for_search()
         wider_search.model.information_weights = self.evaluator.effective_scores.information_weights
@@ -181,7 +182,7 @@ class SearchRounds:
         return list(first)
 
     def low_scores(self, best_first: Sequence[Ordering]) -> dict[int, Ordering]:
-        """Return a dict that maps train examples with low scores to the orderings with these scores.
+        """Return a dict that maps up to `MAX_LOW` train examples to the orderings with low scores on them.
 
         For each example, use only the first ordering that was scored on it. A score is low if it is
         below the highest score of all calls. Ignore replies that cannot be parsed, because they
@@ -225,7 +226,7 @@ class SearchRounds:
         a prefix cache reads fewer tokens.
 
         Raises:
-            RuntimeError: If all new calls failed, probably because of an outage.
+            RuntimeError: If `MIN_FAILURES` or more new calls all failed, probably because of an outage.
         """
         records = self.evaluator.evaluate({candidate: wanted[candidate] for candidate in by_prefix(wanted)})
         new = []
@@ -250,7 +251,7 @@ class SearchRounds:
     def scores_for_search(self) -> Scores:
         """Return the scores that the search and its model learn from.
 
-        These are the metric's own scores, unless it is a metric over a set.
+        These are the metric's own scores, except for a metric over a set.
         """
         return self.observations.counted()
 
@@ -266,7 +267,7 @@ class SearchRounds:
         ]
 
     def _first_half(self, wanted: Wanted) -> Wanted:
-        """Return as many of the first candidates as half of the calls allow, but at least `MIN_ORDERS`."""
+        """Return as many first candidates as half of the search's calls allow, but at least `MIN_ORDERS`."""
         first: Wanted = {}
         num_calls = 0
         for candidate, examples in wanted.items():

@@ -14,8 +14,8 @@ Where to add (`CONTRIBUTING.md` has the details):
 
 - A search: subclass `Search` (`search/search.py`), and create it in `LearningOptimizer.search`
   (`optimizer/learning.py`).
-- A stopping rule: add a `StopReason` (`report/stop.py`), and return it from `check_stoppers`
-  (`rounds.py`). Decide whether it belongs in `STOPS_WITHOUT_SHORTENING`.
+- A stopping rule: add a `StopReason` (`report/stop.py`), and return a `Stop` with this reason from
+  `check_stoppers` (`rounds.py`). Decide whether the reason belongs in `STOPS_WITHOUT_SHORTENING`.
 - A kind of candidate: build `WholeProgram` objects for it, and add them to the search's space.
 """
 
@@ -136,7 +136,7 @@ class CompileRun(SearchRounds):
     def reason_not_to_begin(self) -> Stop | None:
         """Return a `Stop` if the search cannot start, or None if it can."""
         if self.search.space.num_distinct < 2:
-            # The value is "all choices give the same prompt".
+            # The message starts with "all choices give the same prompt".
             logger.warning("%s, so there is nothing to compare", StopReason.ONE_PROMPT.value)
             return Stop(StopReason.ONE_PROMPT)
         if not self.plan.program_calls:
@@ -205,7 +205,7 @@ class CompileRun(SearchRounds):
         return share
 
     def choose_entrants(self) -> list[Candidate]:
-        """Return the candidates for the race.
+        """Return the candidates for the race, without the original.
 
         They are the best candidates of the search, the mode of the Plackett-Luce distributions
         and, if planned, draws from these distributions.
@@ -214,8 +214,8 @@ class CompileRun(SearchRounds):
         # Include the best candidate of each kind, even if its estimate is low.
         best = first_of_each_kind(others, self.plan.num_entrants, self.user_programs)
         if not best:
-            # Only the original has scores, so the distributions have learned nothing, and their
-            # mode would be a random order.
+            # No candidate except the original has scores, so the distributions have learned nothing,
+            # and their mode would be a random order.
             return []
         entrants = dict.fromkeys([*best, self.search.mode(), *self.search.draw(self.plan.num_final_draws)])
         entrants.pop(self.original, None)
@@ -278,7 +278,7 @@ class CompileRun(SearchRounds):
         evaluator = self.evaluator
         allowed_by_calls = evaluator.unreserved_calls // num_finalists
         allowed_by_limits = evaluator.budget.estimated_calls_left // num_finalists
-        # The second number is an estimate, from the cost and time of earlier calls. If it is below the
+        # `allowed_by_limits` is estimated from the cost and time of earlier calls. If it is below the
         # minimum, try the minimum anyway. The budget stops any excess calls.
         return min(num_examples, allowed_by_calls, max(allowed_by_limits, min_examples))
 
@@ -288,8 +288,8 @@ class CompileRun(SearchRounds):
             return self.outcome()
         finalists = comparison.finalists
         records = self.evaluator.known(dict.fromkeys(finalists, comparison.examples))
-        # With a metric over a set, such as F1, the score of an answer depends on the answers to the
-        # other examples. From now on, these are the answers of the finalists. If they are too few,
+        # With a metric over a set, such as F1, the score of an answer depends on reference answers to
+        # the other examples. From now on, the finalists' answers are the reference. If they are too few,
         # answers of the next best candidates are added. All observations share this reference.
         all_observations = self.observations.with_records(records)
         all_observations.set_reference(
@@ -329,10 +329,10 @@ class CompileRun(SearchRounds):
         )
 
     def outcome_without_difference(self) -> Outcome:
-        """Return the outcome of a run in which all scores were equal. It keeps the original."""
-        # Count the metric's own scores, because those for the search may have weights.
+        """Return the outcome of a run in which no scores differed. It keeps the original."""
+        # Count the metric's own scores, because the search's scores may be weighted.
         evidence = count_evidence(self.observations.scores())
-        # Scores can differ only because of failed calls, which do not show that candidates differ.
+        # Scores can differ only because of failed calls, but these do not show that candidates differ.
         evidence = evidence.model_copy(update={"num_differing": 0})
         return self.outcome(self.decide_uncompared(self.original, evidence))
 
@@ -356,7 +356,7 @@ class CompileRun(SearchRounds):
         scores = self.scores_for_search()
         effect = None
         if self.original in scores or candidate in scores:
-            # If only one of them has scores, the effect is that of calibrating this one.
+            # If only one of the two has scores, return the effect of calibrating this candidate.
             before = self.original if self.original in scores else candidate
             after = candidate if candidate in scores else self.original
             effect = estimate_effect(model.fit(scores), before, after, applied=candidate != self.original)

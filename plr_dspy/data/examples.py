@@ -87,7 +87,7 @@ def _check_names(inputs: Any) -> None:
 
 
 def _check_no_outputs(inputs: Sequence[str] | None, program: dspy.Module) -> None:
-    """Raise a ValueError if the program is a single predictor and `inputs` contains an output of it."""
+    """Raise a ValueError if the program is a single predictor, and `inputs` contains one of its outputs."""
     if inputs is None or not is_single_step(program):
         return
     for predictor in program.predictors():
@@ -171,7 +171,7 @@ def _inferred_inputs(
     if doubtful and not are_certain:
         raise UserError(
             f"inputs must be passed, because {row_name} has the columns {doubtful}, which {program_name} accepts but "
-            f"does not need: pass inputs={present}, or omit {doubtful} from this list"
+            f"does not need: pass inputs={present}, without those of {doubtful} that are not inputs"
         )
     return present
 

@@ -102,7 +102,7 @@ def load_file(path: Path) -> datasets.Dataset | list[dict[str, Any]]:
 
 
 def _parquet_rows(path: Path) -> datasets.Dataset:
-    """Return the rows of a Parquet file, with the class names of its columns."""
+    """Return the rows of a Parquet file as a data set, with any class names in the file's metadata."""
     datasets = import_datasets()
     from pyarrow import parquet
 

@@ -515,11 +515,11 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments(program="reviews_app.py:number"), "program must be a DSPy module"),
         (
             compile_arguments(program="reviews_app.py:unsaveable"),
-            "--out: demo 2 of predictor 'self' has a value of type set",
+            "--out cannot be written, because demo 2 of predictor 'self' has a value of type set",
         ),
         (
             compile_arguments("--select", "--train", "large.jsonl"),
-            "--out: demo 1 of predictor 'self' has a value of type int",
+            "--out cannot be written, because demo 1 of predictor 'self' has a value of type int",
         ),
         (
             compile_arguments(program="broken_app.py:program"),
@@ -537,7 +537,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments(metric="reviews_app.py:forgetful"), "metric must return a number"),
         (
             compile_arguments(metric="reviews_app.py:Sentiment"),
-            "--metric: reviews_app.py:Sentiment is a class: write metric = Sentiment(...) in a file, and pass FILE.py:",
+            "--metric reviews_app.py:Sentiment is a class: write metric = Sentiment(...) in a file, and pass FILE.py:",
         ),
         (
             compile_arguments("--train", "noted.csv", program="reviews_app.py:explaining", metric="f1"),
@@ -553,9 +553,9 @@ PICKY = {"metric": "reviews_app.py:picky"}
         ),
         (
             compile_arguments(metric="balanced_accuracy"),
-            "--metric: balanced_accuracy is unknown: pass balanced-accuracy",
+            "--metric balanced_accuracy is unknown: pass balanced-accuracy",
         ),
-        (compile_arguments(metric="mcc:positive"), "--metric: mcc takes no label; got 'mcc:positive'"),
+        (compile_arguments(metric="mcc:positive"), "--metric mcc takes no label; got 'mcc:positive'"),
         (compile_arguments("--inputs", "question"), "row 1 of train.jsonl"),
         (compile_arguments("--inputs", "text"), "add ['text'], or pass other names as inputs"),
         (compile_arguments("--train", "none.jsonl"), "file not found: none.jsonl"),
@@ -630,7 +630,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--instructions", "propose"), "--instructions needs --select"),
         (
             compile_arguments("--select", "--instructions", "propose", "Be brief."),
-            "--instructions: propose must be the only value",
+            "propose must be the only value of --instructions",
         ),
         (
             compile_arguments("--select", "--prompt-model", "x"),
@@ -657,7 +657,10 @@ PICKY = {"metric": "reviews_app.py:picky"}
             compile_arguments("--programs", "reviews_app.py:other"),
             "row 1 of train.jsonl must have the inputs ['text'] of programs['reviews_app.py:other'];",
         ),
-        (CHOOSE_UNSAVEABLE, "--out: demo 2 of predictor 'self' has a value of type set"),
+        (
+            CHOOSE_UNSAVEABLE,
+            "--out cannot be written, because demo 2 of predictor 'self' has a value of type set",
+        ),
         (
             CHOOSE_OTHER,
             "row 1 of train.jsonl must have the inputs ['text'] of programs['reviews_app.py:other'];",
@@ -672,7 +675,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--programs", "reviews_app.py:program"), "'reviews_app.py:program' twice"),
         (
             compile_arguments("--programs", "reviews_app.py:unsaveable"),
-            "--out: demo 2 of predictor 'self' has a value",
+            "--out cannot be written, because demo 2 of predictor 'self' has a value",
         ),
         (compile_arguments("--lm", "hosted_vllm/some-model", "--adapter", "plain"), "--api-base"),
         (

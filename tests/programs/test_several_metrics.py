@@ -99,7 +99,7 @@ def test_an_example_on_which_a_metric_fails_is_omitted(order, caplog):
         assert (evaluation.num_examples, evaluation.num_failed) == (17, 3)
         assert evaluation.programs == alone.programs
     assert (
-        "calls on 3 of 20 examples failed, the first with KeyError: in the metric: 'no verdict'"
+        "calls on 3 of 20 examples failed (the first with KeyError: in the metric: 'no verdict')"
         in caplog.text
     )
 
