@@ -161,10 +161,21 @@ def call_back(optimizer: Teleprompter, event: str, outputs: object) -> None:
             )
 
 
+def with_caller(caller: object) -> dict[str, list[Any]]:
+    """Return DSPy settings under which DSPy also appends each LM call to the `history` of `caller`."""
+    return {"caller_modules": [caller, *(dspy.settings.caller_modules or [])]}
+
+
+def current_caller() -> object:
+    """Return the module that is making an LM call, or None."""
+    callers = dspy.settings.caller_modules
+    return callers[-1] if callers else None
+
+
 class TruncationCounter:
     """A counter of truncated replies.
 
-    Make the LM calls in a context with `caller_modules=[counter]`. DSPy appends each call to its
+    Make the LM calls in a context with the settings that `with_caller(counter)` returns. DSPy appends each call to its
     callers' histories, unless the user has disabled DSPy's history. The counter serves as its own
     history, but stores no entries.
 

@@ -22,7 +22,9 @@ from plr_dspy.dspy_compat import (
     BaseCallback,
     LMUnsupportedFeatureError,
     current_adapter,
+    current_caller,
     drop_from_memory_cache,
+    with_caller,
 )
 from plr_dspy.errors import FatalLMError
 from plr_dspy.labels.outputs import LabelOutput
@@ -165,12 +167,10 @@ class LabelReader:
         num_alternatives = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
         if num_alternatives < 2:  # A single alternative does not show the other labels' probabilities.
             num_alternatives = NUM_ALTERNATIVES
-        # Pass `recorded` as a caller, because DSPy appends calls to the history of each caller.
-        callers = [recorded, *(dspy.settings.caller_modules or [])]
         callbacks = [*(dspy.settings.callbacks or []), recorded]
         # Do not stream replies, because chunks lack log-probabilities, and a decision may replace the label.
         context = dspy.context(
-            caller_modules=callers, callbacks=callbacks, send_stream=None, plr_dspy_asked=True
+            **with_caller(recorded), callbacks=callbacks, send_stream=None, plr_dspy_asked=True
         )
         try:
             with context:
@@ -188,8 +188,7 @@ class LabelReader:
             return False
         if fields[output.name].annotation not in (output.annotation, output.annotation | None):
             return False
-        callers = dspy.settings.caller_modules
-        caller = callers[-1] if callers else None
+        caller = current_caller()
         # Compare the `stage` attributes, because copies of a predictor keep this attribute.
         return getattr(caller, "stage", None) == self._predictor.stage and id(caller) not in self._other_ids
 

@@ -18,6 +18,7 @@ from plr_dspy.dspy_compat import (
     TruncationCounter,
     UsageTracker,
     current_adapter,
+    with_caller,
 )
 from plr_dspy.errors import FatalLMError, MissingFieldError, UserError
 from plr_dspy.metrics.by_example import SHOWN, Metric, as_score, metric_caller
@@ -153,7 +154,7 @@ def _truncation_counting() -> dict[str, list[Any]]:
     counter = dspy.settings.get("plr_dspy_truncated")
     if counter is None:
         return {}
-    return {"caller_modules": [*(dspy.settings.caller_modules or []), counter]}
+    return with_caller(counter)
 
 
 def error_name(error: BaseException) -> str:
