@@ -184,7 +184,9 @@ def rows(
     for world in worlds:
         frames = {}
         for way in WAYS:
-            frames[way] = pd.DataFrame(pool.map(partial(compiled, world=world, way=way, calls=calls), seeds))
+            frames[way] = pd.DataFrame(
+                pool.map(partial(compiled, world=world, way=way, calls=calls), seeds)
+            )
         both = frames["all"]
         better = max(frames["demos"]["score"], frames["instructions"]["score"], key=np.mean)
         is_claimed = both["claims"] == 1

@@ -363,7 +363,9 @@ def top_k_calibrated(draw: Draw, calls: int | None) -> SideProgram:
         ordered.predictors()[0].demos = rng.sample(demos, len(demos)) if number else demos
         replies = read_replies(ordered, examples, draw.output, num_threads=draw.args.threads, max_errors=1)
         calibration = replies.calibrated_to()
-        log_probabilities = calibrated(replies.log_probabilities, calibration.offsets, unseen=replies.unseen)
+        log_probabilities = calibrated(
+            replies.log_probabilities, calibration.offsets, unseen=replies.unseen
+        )
         num_right = (log_probabilities.argmax(axis=1) == right_labels[replies.inputs]).sum()
         candidates.append((num_right, CalibratedProgram(ordered, calibration)))
     _, best = max(candidates, key=itemgetter(0))

@@ -74,7 +74,11 @@ class Claim:
     def of(cls, comparison: Comparison) -> "Claim":
         expected, low, high = comparison.expected_chosen
         return cls(
-            expected, (low, high), comparison.expected_gain, comparison.gain_interval, comparison.probability
+            expected,
+            (low, high),
+            comparison.expected_gain,
+            comparison.gain_interval,
+            comparison.probability,
         )
 
 
@@ -228,7 +232,9 @@ def print_sides(title: str, draws: Sequence[Results], against: Sequence[str]) ->
     print_table(rows)
 
 
-def print_tasks(results_by_task: Mapping[str, Sequence[Results]], demos: int, against: Sequence[str]) -> None:
+def print_tasks(
+    results_by_task: Mapping[str, Sequence[Results]], demos: int, against: Sequence[str]
+) -> None:
     """Print a table for each task and, if there are several tasks, a table for all tasks."""
     for task, draws in results_by_task.items():
         print_sides(f"{task}, {demos} demos", draws, against)

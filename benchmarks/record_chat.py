@@ -171,7 +171,9 @@ class ChatModel:
         # Compute logits in float32: bfloat16 logits have steps of 0.1, so labels would often tie.
         self._head = self._model.get_output_embeddings().weight.float()
 
-    def read(self, prompts: Sequence[list[int]], opening: list[int], answers: Sequence[list[int]]) -> Reading:
+    def read(
+        self, prompts: Sequence[list[int]], opening: list[int], answers: Sequence[list[int]]
+    ) -> Reading:
         """Return the model's answers to prompts.
 
         Args:
@@ -206,7 +208,9 @@ class ChatModel:
             self._model.base_model(self._torch.tensor([tokens]), cache=cache, use_cache=True)
         return cache
 
-    def _ends(self, shared: Any, rows: Sequence[list[int]], number: int) -> Iterator[tuple[int, np.ndarray]]:
+    def _ends(
+        self, shared: Any, rows: Sequence[list[int]], number: int
+    ) -> Iterator[tuple[int, np.ndarray]]:
         """Yield each row's index and the next-token log-probabilities at its last `number` positions."""
         torch = self._torch
         for batch in batches(rows):
@@ -346,7 +350,9 @@ class RecordFile:
         self._draw = draw
         self._plan = plan
         self._about = about
-        self.log_probabilities = np.full((len(plan), num_examples, len(draw.task.labels)), np.nan, np.float16)
+        self.log_probabilities = np.full(
+            (len(plan), num_examples, len(draw.task.labels)), np.nan, np.float16
+        )
         self.is_own = np.zeros((len(plan), num_examples), bool)
         self.prompt_tokens = np.zeros((len(plan), num_examples), np.int16)
         self.prefix_tokens = np.zeros(len(plan), np.int16)

@@ -48,7 +48,11 @@ def bootstrap(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy
 
 def random_search(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
     optimizer = dspy.BootstrapFewShotWithRandomSearch(
-        metric=metric, max_bootstrapped_demos=4, max_labeled_demos=8, num_candidate_programs=3, num_threads=2
+        metric=metric,
+        max_bootstrapped_demos=4,
+        max_labeled_demos=8,
+        num_candidate_programs=3,
+        num_threads=2,
     )
     half = len(examples) // 2
     program = optimizer.compile(student, trainset=examples[:half], valset=examples[half:])

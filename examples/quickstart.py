@@ -170,7 +170,9 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     for name, minimum in MINIMUMS.items():
         if getattr(args, name) < minimum:
-            parser.error(f"--{name.replace('_', '-')} must be at least {minimum}; got {getattr(args, name)}")
+            parser.error(
+                f"--{name.replace('_', '-')} must be at least {minimum}; got {getattr(args, name)}"
+            )
     if args.data_dir is not None and args.task == BUNDLED:
         parser.error(f"--data-dir={args.data_dir} requires a task: pass --task, or omit --data-dir")
     return args

@@ -28,7 +28,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default=LOCAL, help="litellm name of a model with a completions endpoint")
+    parser.add_argument(
+        "--model", default=LOCAL, help="litellm name of a model with a completions endpoint"
+    )
     parser.add_argument("--api-base", nargs="+", default=[], metavar="URL")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/recorded"))

@@ -90,7 +90,9 @@ def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
     if lm is None or not hasattr(adapter, "_call_preprocess"):
         return signature
     no_tools: dict[str, list[Any]] = {name: [] for name in signature.input_fields}
-    rendered: type[dspy.Signature] = adapter._call_preprocess(lm, dict(predictor.config), signature, no_tools)
+    rendered: type[dspy.Signature] = adapter._call_preprocess(
+        lm, dict(predictor.config), signature, no_tools
+    )
     return rendered
 
 
@@ -200,7 +202,9 @@ class TruncationCounter:
         for reply in replies:
             # DSPy's own engines return one reply, but litellm returns a list of choices.
             choices = getattr(reply, "choices", None) or [reply]
-            self.num_truncated += any(getattr(choice, "finish_reason", "") == "length" for choice in choices)
+            self.num_truncated += any(
+                getattr(choice, "finish_reason", "") == "length" for choice in choices
+            )
 
 
 def drop_from_memory_cache(calls: Iterable[Call]) -> None:

@@ -263,7 +263,9 @@ class _ProgramRun(MetricWork):
     """A program's calls on the examples, scored with all metrics."""
 
     # The log identifies programs by their content, so it can also hold the calls of changed programs.
-    advice_on_changes = "you can change the programs first, but if you change a metric, pass another log_dir"
+    advice_on_changes = (
+        "you can change the programs first, but if you change a metric, pass another log_dir"
+    )
 
     def __init__(self, rival: Rival, metrics: Mapping[str, Metric], examples: Examples) -> None:
         super().__init__(lambda example, prediction: 0.0, examples)

@@ -90,7 +90,9 @@ class ExportedPrompt:
                 f"fill accepts only the inputs {list(self.inputs)}; got {unknown[0]!r}: omit {unknown[0]!r}"
             )
         texts = {name: self._text_of(name, inputs) for name in self.inputs}
-        return [{**message, "content": self._filled(message["content"], texts)} for message in self.messages]
+        return [
+            {**message, "content": self._filled(message["content"], texts)} for message in self.messages
+        ]
 
     def _text_of(self, name: str, inputs: Mapping[str, Any]) -> str:
         """Return the text of an input's value or default. Raise a ValueError if it is missing or not text."""
@@ -164,7 +166,9 @@ def export(program: dspy.Module, format: Format = "openai") -> dict[str, Exporte
     """
     check_module(program, "program", fix="pass the program to export")
     if format not in get_args(Format):
-        raise UserError(f"format must be 'openai' or 'langchain'; got {format!r}: pass one of these formats")
+        raise UserError(
+            f"format must be 'openai' or 'langchain'; got {format!r}: pass one of these formats"
+        )
     check_adapter()
     _check_prompts_are_fixed(program)
     predictors = _named_predictors(program)
@@ -223,7 +227,9 @@ def _exported(name: str, predictor: dspy.Predict, format: Format) -> ExportedPro
             f"the prompt for predictor {name!r} has parts that are not text, such as images in demos: remove such "
             "demos, or call the DSPy program instead"
         )
-    templates = [{**message, "content": _template(message["content"], marks, format)} for message in messages]
+    templates = [
+        {**message, "content": _template(message["content"], marks, format)} for message in messages
+    ]
     inputs = {field_name: _input_of(field, is_block=False) for field_name, field in fields.items()}
     prompt = ExportedPrompt(format, templates, inputs)
     if prompt.fill(**marks) != messages:

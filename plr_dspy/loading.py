@@ -80,7 +80,9 @@ def load_program(
         _check_fields(path, predictor, saved_fields[name])
     differences = other_settings(program.predictors())
     if differences:
-        logger.warning("%s was made with %s, or compile the program again", path, "; with ".join(differences))
+        logger.warning(
+            "%s was made with %s, or compile the program again", path, "; with ".join(differences)
+        )
     return program
 
 

@@ -356,7 +356,11 @@ def printed_with_other_hashes(code: str, *arguments: str) -> str:
     """Return the output of code in a process whose hash seed differs from this process's seed."""
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     folders = map(str, [Path(__file__).parent, *Path(__file__).parent.iterdir()])
-    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([*folders, *sys.path])}
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": seed,
+        "PYTHONPATH": os.pathsep.join([*folders, *sys.path]),
+    }
     return subprocess.check_output([sys.executable, "-c", code, *arguments], env=environment, text=True)
 
 

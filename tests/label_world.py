@@ -60,7 +60,9 @@ def student(kind: Any = KIND, demos: Any = DEMOS) -> dspy.Predict:
     return program
 
 
-def go(engine: Any, *, program=None, trainset=EXAMPLES, valset=None, metric=exact, kind=PLReorder, **options):
+def go(
+    engine: Any, *, program=None, trainset=EXAMPLES, valset=None, metric=exact, kind=PLReorder, **options
+):
     defaults = {"max_metric_calls": 120, "num_threads": 1, "display_progress": False}
     optimizer = kind(metric, **{**defaults, **options})
     with using(engine, "fake/x"):

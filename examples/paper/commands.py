@@ -93,12 +93,19 @@ def _add_run_arguments(run: argparse.ArgumentParser) -> None:
     add = run.add_argument
     add_list = partial(run.add_argument, nargs="+")
     add_list(
-        "--tasks", default=list(CLASSIFICATION), choices=list(TASKS), help="default: the classification tasks"
+        "--tasks",
+        default=list(CLASSIFICATION),
+        choices=list(TASKS),
+        help="default: the classification tasks",
     )
     add_list("--num-demos", type=int, default=[4, 8, 16, 32], metavar="K", help="default: 4 8 16 32")
     add_list("--seeds", type=int, default=[1, 2, 3, 4, 5], metavar="SEED", help="default: 1 2 3 4 5")
     add(
-        "--methods", nargs="*", default=list(METHODS), metavar="METHOD", help=f"default: {', '.join(METHODS)}"
+        "--methods",
+        nargs="*",
+        default=list(METHODS),
+        metavar="METHOD",
+        help=f"default: {', '.join(METHODS)}",
     )
     add("--ablations", nargs="*", default=[], choices=[*ABLATIONS, "probability"], help=ABLATION_HELP)
     add(
@@ -121,17 +128,26 @@ def _add_run_arguments(run: argparse.ArgumentParser) -> None:
         help="metric for reasoning tasks (default: strict)",
     )
     add(
-        "--model", default=LOCAL, help="litellm name of the model, or local for SmolLM2-135M (default: local)"
+        "--model",
+        default=LOCAL,
+        help="litellm name of the model, or local for SmolLM2-135M (default: local)",
     )
     add_list("--api-base", default=[], metavar="URL", help="addresses of the model's servers")
     add("--api-key-env", help="environment variable that holds the API key")
-    add("--cache", action="store_true", help="let DSPy cache answers, so that methods share identical calls")
+    add(
+        "--cache", action="store_true", help="let DSPy cache answers, so that methods share identical calls"
+    )
     add(
         "--data-dir",
         type=Path,
         help="folder with TASK_train.jsonl and TASK_test.jsonl (default: the Hugging Face hub)",
     )
-    add("--threads", type=_positive, default=2, help="number of concurrent calls in each worker (default: 2)")
+    add(
+        "--threads",
+        type=_positive,
+        default=2,
+        help="number of concurrent calls in each worker (default: 2)",
+    )
     add("--jobs", type=_positive, help="number of concurrent runs, with Ray (default: one per --api-base)")
     add("--ray", metavar="ADDRESS", help="address of a Ray cluster for the runs; can also be auto or local")
     add("--dry-run", action="store_true", help="print how many runs and calls are missing, and exit")

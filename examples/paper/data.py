@@ -97,14 +97,22 @@ HUB: dict[str, tuple[HubSource, ...]] = {
     # MATH-500 is part of MATH's test split.
     "math500": (
         HubSource(
-            HubSplit("DigitalLearningGmbH/MATH-lighteval", None, "train"), "problem", "solution", {}, last_box
+            HubSplit("DigitalLearningGmbH/MATH-lighteval", None, "train"),
+            "problem",
+            "solution",
+            {},
+            last_box,
         ),
         HubSource(HubSplit("HuggingFaceH4/MATH-500", None, "test"), "problem", "answer", {}),
     ),
     # Stream two columns, because the data set has 2 GB, mostly in solutions.
     "deepmath": (
         HubSource(
-            HubSplit("zwhe99/DeepMath-103K", None, "train"), "question", "final_answer", {}, is_streamed=True
+            HubSplit("zwhe99/DeepMath-103K", None, "train"),
+            "question",
+            "final_answer",
+            {},
+            is_streamed=True,
         ),
     ),
 }
@@ -130,7 +138,9 @@ def load(task: Task, *, data_dir: Path | None = None) -> tuple[list[dspy.Example
     if data_dir is None:
         train, test = _read_hub(task)
     else:
-        train, test = (_read_file(data_dir / f"{task.name}_{part}.jsonl", task) for part in ("train", "test"))
+        train, test = (
+            _read_file(data_dir / f"{task.name}_{part}.jsonl", task) for part in ("train", "test")
+        )
     seen = {_normalized_text(row) for row in test}
     distinct = []
     for row in train:

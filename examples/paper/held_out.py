@@ -84,7 +84,9 @@ class HeldOut:
 def rank_orders(report: Report, held_out: HeldOut) -> Ranking:
     """Return all distinct orders, with their final log-probabilities and held-out accuracies."""
     orderings = [order for order in held_out.slots.space.enumerate() if not isinstance(order, WholeProgram)]
-    distributions = [PlackettLuce.from_state(state) for slot in report.slots for state in slot.distributions]
+    distributions = [
+        PlackettLuce.from_state(state) for slot in report.slots for state in slot.distributions
+    ]
     orders = []
     log_probabilities = []
     for ordering in orderings:

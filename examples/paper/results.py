@@ -34,7 +34,12 @@ class Ranking:
     accuracies: tuple[Annotated[Number, Field(ge=0, le=1)], ...]
 
     def __post_init__(self) -> None:
-        lengths = {len(set(self.orders)), len(self.orders), len(self.log_probabilities), len(self.accuracies)}
+        lengths = {
+            len(set(self.orders)),
+            len(self.orders),
+            len(self.log_probabilities),
+            len(self.accuracies),
+        }
         if len(lengths) > 1:
             raise ValueError(
                 "orders must be distinct, and each must have a log-probability and an accuracy; got lists with lengths "

@@ -374,7 +374,9 @@ def calls_table(frame: pd.DataFrame) -> Table:
     means = groups[["calls", "prompt tokens", "completion tokens", "seconds"]].mean()
     means["runs"] = groups.size()
     texts = means.map("{:,.0f}".format).where(means.notna(), "")
-    blocks = {block: texts.xs(block, level="block").droplevel("num_demos") for block in frame.block.unique()}
+    blocks = {
+        block: texts.xs(block, level="block").droplevel("num_demos") for block in frame.block.unique()
+    }
     notes = ["Means over runs (tasks and seeds). Means of tokens are over runs with known tokens."]
     if any(_have_different_runs(block) for _, block in frame.groupby("num_demos")):
         notes.append("Methods differ in their runs. Compare means only of methods with the same runs.")
@@ -410,7 +412,11 @@ def ablation_table(frame: pd.DataFrame) -> Table | None:
     note = "Means over seeds ± half the width of a 95% t interval (omitted for one seed)."
     title = "Held-out accuracy in % by setting"
     return Table(
-        "ablation", title, _blocks(cells, row="row", column="column"), numbers, [note, *_setting_notes(frame)]
+        "ablation",
+        title,
+        _blocks(cells, row="row", column="column"),
+        numbers,
+        [note, *_setting_notes(frame)],
     )
 
 
@@ -432,11 +438,15 @@ def published_table(frame: pd.DataFrame) -> Table | None:
     """
     published = load_published()
     model = "SmolLM2-135M (local)" if frame.model[0] == LOCAL else str(frame.model[0])
-    ours = _mean_cells(frame, ["num_demos", "block", "task", "method"]).drop(columns=["low", "high", "text"])
+    ours = _mean_cells(frame, ["num_demos", "block", "task", "method"]).drop(
+        columns=["low", "high", "text"]
+    )
     cells = ours.merge(published, on=["num_demos", "task", "method"])
     if cells.empty:
         return None
-    cells = cells.assign(model=model, published_seeds=PAPER_SEEDS, difference=cells["mean"] - cells.published)
+    cells = cells.assign(
+        model=model, published_seeds=PAPER_SEEDS, difference=cells["mean"] - cells.published
+    )
     for key in ("task", "method"):
         cells[key] = cells[key].astype(frame[key].dtype)
     texts = [

@@ -46,7 +46,10 @@ class Task:
     def signature(self) -> Any:
         """The DSPy signature, with one input and one output: a `Literal` of the labels, or a string."""
         output: Any = Literal[self.labels] if self.labels else str
-        fields = {self.input_field: (str, dspy.InputField()), self.output_field: (output, dspy.OutputField())}
+        fields = {
+            self.input_field: (str, dspy.InputField()),
+            self.output_field: (output, dspy.OutputField()),
+        }
         return dspy.Signature(fields, self.instructions)
 
     def program(self, format: Format) -> dspy.Module:
@@ -123,7 +126,9 @@ _ALL = [
         "Say whether the sentence about a movie is subjective (an opinion) or objective (the plot).",
         labels=("subjective", "objective"),
     ),
-    Task("gsm8k", "question", "answer", "Solve the problem. The answer is a number alone.", same=same_number),
+    Task(
+        "gsm8k", "question", "answer", "Solve the problem. The answer is a number alone.", same=same_number
+    ),
     _math_task("math500", "Solve the problem. The answer is the final expression alone, in LaTeX."),
     _math_task(
         "deepmath", "Solve the problem. The answer is the final expression alone, in LaTeX, or Yes or No."

@@ -137,7 +137,9 @@ def _new_file(text: str) -> Path:
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{path} is a folder: pass the path of a file")
     if not os.access(path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"folder not writable: {path.parent}: pass a file in another folder")
+        raise argparse.ArgumentTypeError(
+            f"folder not writable: {path.parent}: pass a file in another folder"
+        )
     return path
 
 
@@ -221,7 +223,11 @@ OF_PROGRAM: Options = {
         "choices": ["chat", "json", "plain"],
         "help": "prompt format (default: chat, or plain with --lm local)",
     },
-    "--threads": {"type": _at_least(1), "dest": "num_threads", "help": "maximum number of concurrent calls"},
+    "--threads": {
+        "type": _at_least(1),
+        "dest": "num_threads",
+        "help": "maximum number of concurrent calls",
+    },
 }
 OF_COMPILE: Options = {
     "--metric": {"required": True, "help": METRIC},
@@ -303,7 +309,16 @@ OF_EVALUATE: Options = {
     "--log-dir": OF_COMPILE["--log-dir"],
     "--accept-changes": OF_COMPILE["--accept-changes"],
 }
-SHARED = ("--train", "--val", "--report", "--max-calls", "--max-seconds", "--max-cost", "--seed", "--log-dir")
+SHARED = (
+    "--train",
+    "--val",
+    "--report",
+    "--max-calls",
+    "--max-seconds",
+    "--max-cost",
+    "--seed",
+    "--log-dir",
+)
 OF_CHOOSE: Options = {
     "programs": {
         "nargs": "+",

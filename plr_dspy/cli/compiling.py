@@ -96,7 +96,9 @@ def _check_command(args: argparse.Namespace) -> str:
         "--inputs": args.inputs,
         "--demos": args.demos,
         "--lm": args.lm,
-        "--api-base": None if args.api_base is None else "URL",  # Hide the URL, because it may contain a key.
+        "--api-base": None
+        if args.api_base is None
+        else "URL",  # Hide the URL, because it may contain a key.
         "--api-key-env": args.api_key_env,
         "--max-tokens": args.max_tokens,
         "--adapter": args.adapter,
@@ -176,7 +178,9 @@ def _other_programs(args: argparse.Namespace, student: dspy.Module) -> dict[str,
     programs: dict[str, dspy.Module] = {}
     for reference in args.programs:
         if reference == args.program or reference in programs:
-            raise UserError(f"the programs must be distinct; got {reference!r} twice: pass each program once")
+            raise UserError(
+                f"the programs must be distinct; got {reference!r} twice: pass each program once"
+            )
         if Path(reference).suffix in SAVED_SUFFIXES:
             if not Path(reference).is_file():
                 raise UserError(
@@ -229,7 +233,11 @@ def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewSho
 
 
 def _check_saveable(
-    program: dspy.Module, trainset: list[dspy.Example], others: Mapping[str, dspy.Module], *, adds_demos: bool
+    program: dspy.Module,
+    trainset: list[dspy.Example],
+    others: Mapping[str, dspy.Module],
+    *,
+    adds_demos: bool,
 ) -> None:
     """Raise a ValueError if a program, or an example that may become a demo, cannot be saved as JSON."""
     possible_demos = {}

@@ -21,7 +21,9 @@ MANY_FAILURES = 5  # minimum number of failed calls to mention in the reason for
 ENOUGH_SCORES = 60  # number of scores after which the search stops if all of them are equal
 # The search stops after this many comparisons of results on the same example if no results differ.
 ENOUGH_PAIRS = 250
-SHOW_DEMOS = "show demos, which teach the output format (use PLFewShot, or --select on the command line), or "
+SHOW_DEMOS = (
+    "show demos, which teach the output format (use PLFewShot, or --select on the command line), or "
+)
 GIVE_DEMOS = (
     "give each program demos, which teach the output format (in Python, dspy.LabeledFewShot(k=8)), or "
 )
@@ -79,7 +81,9 @@ class FutilityCheck:
 
     def _check_parsed(self, prompts: Mapping[str, Sequence[CallRecord]]) -> None:
         """Warn if many answers cannot be parsed. Raise `UnreadableReplies` if almost none can be parsed."""
-        judged = {prompt: records for prompt, records in prompts.items() if self._is_judged(prompt, records)}
+        judged = {
+            prompt: records for prompt, records in prompts.items() if self._is_judged(prompt, records)
+        }
         records = list(itertools.chain.from_iterable(judged.values()))
         if len(records) < FIRST_ANSWERS or _share_unparsable(records) < MOSTLY_UNPARSED:
             return

@@ -60,7 +60,9 @@ def check_answers(
     if not isinstance(output, LabelOutput):
         return
     values = [example[output.name] for example in examples if output.name in example]
-    has_answer = any(output.label_of(example) for example in examples) or (output.optional and None in values)
+    has_answer = any(output.label_of(example) for example in examples) or (
+        output.optional and None in values
+    )
     if not values or has_answer:
         return
     scores = label_scores(metric, examples, output)
@@ -433,7 +435,10 @@ def _check_values(
 
 
 def _unaccepted(
-    examples: Mapping[str, dspy.Example], metric: Metric, labeled: Sequence[dspy.Example], output: LabelOutput
+    examples: Mapping[str, dspy.Example],
+    metric: Metric,
+    labeled: Sequence[dspy.Example],
+    output: LabelOutput,
 ) -> list[str] | None:
     """Return the values that the metric does not accept, or None if they cannot be determined.
 

@@ -167,7 +167,9 @@ def needed_output(
     )
 
 
-def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, name: str = "prior") -> Array:
+def prior_shares(
+    prior: Mapping[Value, float], labels: Mapping[str, Value], *, name: str = "prior"
+) -> Array:
     """Return the label shares in a prior as an array, ``[L]``. The prior's keys are labels or their texts."""
     shares = [prior.get(value, prior.get(text)) for text, value in labels.items()]
     if len(prior) != len(shares) or not all(share is not None and share > 0 for share in shares):

@@ -258,7 +258,11 @@ class LabelReader:
 
 @contextmanager
 def labels_read(
-    program: dspy.Module, output: LabelOutput, requests: LogprobRequests, *, decision: Decision | None = None
+    program: dspy.Module,
+    output: LabelOutput,
+    requests: LogprobRequests,
+    *,
+    decision: Decision | None = None,
 ) -> Iterator[Value]:
     """Yield a `LabelReader` that reads the labels in a program's replies within the context.
 
@@ -373,7 +377,9 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
                 # The labels get equal shares. However, a label gets no share if a longer token also
                 # begins the rest of the label, because the model would use that token.
                 longer = [
-                    other for other in spellings.values() if other.startswith(spelling) and other != spelling
+                    other
+                    for other in spellings.values()
+                    if other.startswith(spelling) and other != spelling
                 ]
                 candidates = [i for i in matches if not rests[i].startswith(tuple(longer))] or matches
                 masses[candidates] += mass / len(candidates)

@@ -71,7 +71,11 @@ def fails(metric: Metric, example: dspy.Example, answer: Mapping[str, Value]) ->
 def calls_model(metric: Metric, example: dspy.Example, program: dspy.Module) -> bool:
     """Return whether a metric tries to call a language model to score a correct, empty or wrong answer."""
     outputs = output_types(program)
-    answers = (as_answer(example, outputs), dict.fromkeys(outputs, ""), dict.fromkeys(outputs, WRONG_ANSWER))
+    answers = (
+        as_answer(example, outputs),
+        dict.fromkeys(outputs, ""),
+        dict.fromkeys(outputs, WRONG_ANSWER),
+    )
     return any(tried(scorer(metric), example, answer).calls_model for answer in answers)
 
 

@@ -32,7 +32,9 @@ from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.calibration import LOG_DECIMALS
 
-LONGEST_CALL = 0.05  # maximum time per metric call, in seconds; slower metrics may call a model outside DSPy
+LONGEST_CALL = (
+    0.05  # maximum time per metric call, in seconds; slower metrics may call a model outside DSPy
+)
 LONGEST_PROBE = 10.0  # maximum time for scoring labels, in seconds
 PROBE_SHARE = 0.1  # maximum time for scoring labels, as a share of `max_seconds`
 
@@ -137,7 +139,13 @@ class LabelWork(MetricWork):
         return replace(record, **fields)
 
     def _fields(
-        self, reader: LabelReader, label: str | None, score: float | None, example: int, *, keeps_answer: bool
+        self,
+        reader: LabelReader,
+        label: str | None,
+        score: float | None,
+        example: int,
+        *,
+        keeps_answer: bool,
     ) -> dict[str, Value]:
         """Return the record's fields about log-probabilities for an answer with this label and score."""
         if len(reader.readings) > 1:
@@ -160,7 +168,9 @@ class LabelWork(MetricWork):
             return {"refused": self.requests.reason, "lacking": lacking}
         return _label_fields(reading)
 
-    def _lacking(self, reading: Reading | None, label: str | None, score: float | None, example: int) -> str:
+    def _lacking(
+        self, reading: Reading | None, label: str | None, score: float | None, example: int
+    ) -> str:
         """Return why a reading does not explain the score, or an empty string if it does."""
         if reading is None or reading.label is None:
             adapter = type(current_adapter()).__name__
@@ -215,7 +225,11 @@ def _demos(program: dspy.Module) -> dict[str, tuple[Value, Value]]:
 
 
 def label_scores(
-    metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput, *, max_seconds: float | None = None
+    metric: Metric,
+    examples: Sequence[dspy.Example],
+    output: LabelOutput,
+    *,
+    max_seconds: float | None = None,
 ) -> Array | str:
     """Return the metric's score for each label on each example, ``[num_examples, num_labels]``.
 

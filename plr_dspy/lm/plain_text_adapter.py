@@ -43,7 +43,9 @@ class PlainTextAdapter(dspy.Adapter):
         callbacks: DSPy callbacks to run around `format` and `parse`.
     """
 
-    def __init__(self, *, show_instructions: bool = True, callbacks: Sequence[object] | None = None) -> None:
+    def __init__(
+        self, *, show_instructions: bool = True, callbacks: Sequence[object] | None = None
+    ) -> None:
         super().__init__(callbacks=callbacks)
         self.show_instructions = show_instructions
         # For some LMs, DSPy removes fields of native types, such as `dspy.Reasoning`, from signatures

@@ -103,7 +103,9 @@ class LocalServer:
         replies = (json.loads(line) for line in child.stdout if line.startswith("{"))
         reply = next(replies, {"error": "its process exited"})
         if "error" in reply:
-            raise RuntimeError(f"llama.cpp could not serve {self.weights}: {reply['error']}. Check the file.")
+            raise RuntimeError(
+                f"llama.cpp could not serve {self.weights}: {reply['error']}. Check the file."
+            )
         return str(reply["address"])
 
     def __exit__(self, *exception: object) -> None:

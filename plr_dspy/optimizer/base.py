@@ -297,7 +297,12 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return setup.with_plan(self.plan(setup.size, signal=signal))
 
     def _choices(
-        self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
+        self,
+        program: dspy.Module,
+        trainset: Examples,
+        valset: Examples,
+        rng: random.Random,
+        teacher: Teacher,
     ) -> DemoChoices:
         """Return the demos to order, after adding labeled demos to a student without demos."""
         filled_predictors = (
@@ -387,7 +392,11 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             raise
 
     def _conclude_after_error(
-        self, error: BaseException, open_compile: OpenCompile, run: CompileRun | None, outcome: Outcome | None
+        self,
+        error: BaseException,
+        open_compile: OpenCompile,
+        run: CompileRun | None,
+        outcome: Outcome | None,
     ) -> None:
         """Set `report` and `best_program` from the finished calls.
 

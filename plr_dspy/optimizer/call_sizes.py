@@ -236,7 +236,9 @@ class CallSizes:
         new_demo_tokens = min(added_tokens / self._calls_per_look, most_new)
         usage = {
             "prompt_tokens": prompt,
-            "completion_tokens": self._answer_tokens(predictor, predictor.demos if demos is None else demos),
+            "completion_tokens": self._answer_tokens(
+                predictor, predictor.demos if demos is None else demos
+            ),
             "new_tokens": min(prompt, question + new_demo_tokens + retrieved),
         }
         return CallSize({str(model_of(predictor).model): usage})
@@ -271,7 +273,9 @@ class CallSizes:
         if not isinstance(predictor, RetrievingPredict):
             return 0.0
         pool = predictor.retrieval.pool
-        tokens = [count + _unknown_tokens(demo) for count, demo in zip(pool.tokens, pool.demos, strict=True)]
+        tokens = [
+            count + _unknown_tokens(demo) for count, demo in zip(pool.tokens, pool.demos, strict=True)
+        ]
         totals = []
         for example in self._examples:
             inputs = inputs_of(predictor, example)

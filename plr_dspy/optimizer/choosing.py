@@ -132,7 +132,12 @@ class ProgramRace(DemoOptimizer):
         return first, dict(others)
 
     def _choices(
-        self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
+        self,
+        program: dspy.Module,
+        trainset: Examples,
+        valset: Examples,
+        rng: random.Random,
+        teacher: Teacher,
     ) -> DemoChoices:
         slots = WholeProgramSlots([Rival(self.rival_name, program), *self._rivals])
         return DemoChoices(program=program, slots=slots, original=slots.original)

@@ -116,7 +116,8 @@ def pools_of(
                 distinct.append((demo, origin))
         tokens = tokens_of_demos(predictor, [demo for demo, _ in distinct])
         pools[name] = [
-            PooledDemo(demo, origin, number) for (demo, origin), number in zip(distinct, tokens, strict=True)
+            PooledDemo(demo, origin, number)
+            for (demo, origin), number in zip(distinct, tokens, strict=True)
         ]
     return pools
 
@@ -263,9 +264,7 @@ def make_attempts(setup: CompileSetup, teacher: ProgramEvaluator) -> list[Attemp
     budget = teacher.budget
     student_cost = budget.expected_cost
     reserve = budget.largest_cost
-    prompt = (
-        f"bootstrapped by {digest([setup.teacher, options.metric_threshold, options.max_demos, setup.seed])}"
-    )
+    prompt = f"bootstrapped by {digest([setup.teacher, options.metric_threshold, options.max_demos, setup.seed])}"
     keys = list(map(digest, setup.demo_examples.values()))
     log.number_examples(keys)
     if setup.teacher is not None:
@@ -354,6 +353,4 @@ def why_none(attempts: Sequence[Attempt]) -> str:
     fix = "fix the program or the metric, or pass another teacher"
     if error == AdapterParseError.__name__:
         fix = adapter_advice()
-    return (
-        f": {number} of the teacher's {len(attempts)} calls raised {error}; {fix_for([error], otherwise=fix)}"
-    )
+    return f": {number} of the teacher's {len(attempts)} calls raised {error}; {fix_for([error], otherwise=fix)}"

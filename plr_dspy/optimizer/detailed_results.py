@@ -38,5 +38,7 @@ def _texts(report: Report, candidate: Candidate) -> dict[str, Any]:
     for slot in report.slots:
         demos[slot.predictor] = [slot.demos[number] for number in candidate.ordering[slot.predictor]]
     alternatives = {choice.predictor: choice.alternatives for choice in report.instructions}
-    instructions = {name: alternatives[name][number].text for name, number in candidate.instructions.items()}
+    instructions = {
+        name: alternatives[name][number].text for name, number in candidate.instructions.items()
+    }
     return {"demos": demos, "instructions": instructions}

@@ -230,7 +230,11 @@ def size_of_prompt(setup: CompileSetup, num_examples: int) -> CallSize:
         {"role": "user", "content": repr(example)} for example in setup.scored_examples[:num_examples]
     ]
     prompt = float(PROPOSAL_PROMPT + token_counter()(examples))
-    usage = {"prompt_tokens": prompt, "completion_tokens": float(PROPOSED_INSTRUCTION), "new_tokens": prompt}
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": float(PROPOSED_INSTRUCTION),
+        "new_tokens": prompt,
+    }
     return CallSize({str(model.model): usage})
 
 

@@ -55,7 +55,9 @@ def expected_scores(
     if fitted is None:
         return []
     scores = _CandidateScores(run, outcome, fitted)
-    counts = dict(zip(fitted.orderings, (~np.isnan(fitted.counted_scores)).sum(axis=1).tolist(), strict=True))
+    counts = dict(
+        zip(fitted.orderings, (~np.isnan(fitted.counted_scores)).sum(axis=1).tolist(), strict=True)
+    )
     expected = []
     for candidate, _ in fitted.estimates():
         score, interval, revision = scores.of(candidate)
@@ -220,7 +222,9 @@ def compare_instructions(
             alternatives=[
                 _scored(text, best.get((name, number))) for number, text in enumerate(instructions)
             ],
-            dropped=[_scored(instruction, None) for instruction in setup.dropped_instructions.get(name, ())],
+            dropped=[
+                _scored(instruction, None) for instruction in setup.dropped_instructions.get(name, ())
+            ],
             distribution=by_predictor.get(name, {}),
         )
         reports.append(report)

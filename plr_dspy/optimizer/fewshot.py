@@ -77,7 +77,9 @@ Candidates: TypeAlias = Annotated[
 ]
 Instructions: TypeAlias = Annotated[
     Literal["propose"] | Texts | Annotated[dict[str, Texts], Field(min_length=1)] | None,
-    Field(description="'propose', a non-empty list of strings, or a dict from predictor names to such lists"),
+    Field(
+        description="'propose', a non-empty list of strings, or a dict from predictor names to such lists"
+    ),
 ]
 Embedder: TypeAlias = Annotated[
     Callable[..., Any] | None,
@@ -263,7 +265,12 @@ class PLFewShot(LearningOptimizer):
         return self._front.build(self._front.with_num_demos(num_demos, self.report))
 
     def _choices(
-        self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
+        self,
+        program: dspy.Module,
+        trainset: Examples,
+        valset: Examples,
+        rng: random.Random,
+        teacher: Teacher,
     ) -> DemoChoices:
         """Return the demos to choose from, as if all planned attempts to bootstrap demos had succeeded.
 
@@ -425,7 +432,10 @@ class PLFewShot(LearningOptimizer):
         return setup
 
     def _replanned(
-        self, setup: CompileSetup, instructions: Mapping[str, Sequence[Instruction]], payer: ProgramEvaluator
+        self,
+        setup: CompileSetup,
+        instructions: Mapping[str, Sequence[Instruction]],
+        payer: ProgramEvaluator,
     ) -> CompileSetup:
         """Return the setup with a search space of the bootstrapped demos and `instructions`, and a new plan.
 

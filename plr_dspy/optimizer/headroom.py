@@ -125,7 +125,9 @@ class LeverSample(PLFewShot):
         """Score the program and its changed versions, and return each lever's estimated gain."""
         setup, groups = self._designed(self._prepare(program, trainset, [], inputs=inputs))
         candidates = _candidates(groups)
-        rows = {name: [candidates.index(candidate) for candidate in group] for name, group in groups.items()}
+        rows = {
+            name: [candidates.index(candidate) for candidate in group] for name, group in groups.items()
+        }
         with self._open(setup) as open_compile:
             scored = _score_levers(open_compile, candidates, rows)
             metric = open_compile.evaluator.confusion_scores
@@ -135,7 +137,9 @@ class LeverSample(PLFewShot):
             for candidate in candidates:
                 failed.append(int(_has_failed(evaluator.records_of(candidate), scored.examples).sum()))
             program_calls = open_compile.evaluator.num_calls()
-        experiment = PairedExperiment(scored.table, bounds=metric.bounds if metric else None, seed=self.seed)
+        experiment = PairedExperiment(
+            scored.table, bounds=metric.bounds if metric else None, seed=self.seed
+        )
         changes = changes_of(scored.rows, _num_orders(groups))
         gains = lever_gains(experiment, changes)
         num_examples = len(scored.examples)

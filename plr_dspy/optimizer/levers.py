@@ -134,7 +134,9 @@ def best_advice(
         return _advice_to_keep(changes, gains, num_examples, how_to_narrow)
     # If several changes have the same rounded gain, take the simplest.
     largest = max(proven, key=lambda change: round(gains[change.name].value, 2))
-    simplest = next(change for change in proven if not gains[largest.name].exceeds(gains[change.name], doubt))
+    simplest = next(
+        change for change in proven if not gains[largest.name].exceeds(gains[change.name], doubt)
+    )
     described = f"{simplest.name!r} ({_figures(gains[simplest.name])}): {simplest.how}"
     if simplest is largest:
         return f"The largest proven gain is that of {described}."

@@ -75,11 +75,15 @@ def open_calls(
         # counter when no time is left.
         token_counter()([{"role": "user", "content": "a"}])
     # Bootstrapping attempts and results of the prompt model also move the progress bar.
-    num_results = setup.plan.program_calls + len(setup.attempts) + len(setup.proposals) + num_revisions(setup)
+    num_results = (
+        setup.plan.program_calls + len(setup.attempts) + len(setup.proposals) + num_revisions(setup)
+    )
     with (
         _new_tensors_on_cpu(),
         open_log(folder, identity, accept_changes=options.accept_changes) as log,
-        progress_bar(num_results, display=options.display_progress, title=options.name, at_end=at_end) as bar,
+        progress_bar(
+            num_results, display=options.display_progress, title=options.name, at_end=at_end
+        ) as bar,
         interrupts() as interrupted,
     ):
         make_payer = partial(

@@ -149,7 +149,8 @@ def _errors_before_search(setup: CompileSetup) -> list[ErrorCount]:
     calls += [(proposal.name, "gave no instruction", proposal.record) for proposal in setup.proposals]
     names = [name for name, _, _ in calls]
     records = [
-        (("", number), replace(record, outcome=outcome)) for number, (_, outcome, record) in enumerate(calls)
+        (("", number), replace(record, outcome=outcome))
+        for number, (_, outcome, record) in enumerate(calls)
     ]
     return error_counts(records, names)
 
@@ -188,7 +189,11 @@ def _candidate(setup: CompileSetup, decision: Decision, result: Result) -> Candi
 
 
 def _program_state(
-    setup: CompileSetup, ordering: Ordering | WholeProgram, evaluator: Evaluator, *, calibrated: bool = False
+    setup: CompileSetup,
+    ordering: Ordering | WholeProgram,
+    evaluator: Evaluator,
+    *,
+    calibrated: bool = False,
 ) -> ProgramState:
     """Return the report's entry on a program: its name, and its numbers of demos, tokens and calls."""
     slots = setup.slots

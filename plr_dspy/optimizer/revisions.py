@@ -83,7 +83,9 @@ def _plain(fields: Any) -> Any:
 class RevisionWork(PromptModelWork):
     """A call that asks the prompt model to revise a predictor's instruction, given examples of failures."""
 
-    def __init__(self, setup: CompileSetup, instruction: str, failures: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, setup: CompileSetup, instruction: str, failures: Sequence[Mapping[str, Any]]
+    ) -> None:
         super().__init__(setup)
         self._instruction = instruction
         self._failures = failures
@@ -149,7 +151,9 @@ def _reflective_examples(predictor: str, records: Sequence[CallRecord]) -> list[
     return examples
 
 
-def _propose(open_compile: OpenCompile, work: RevisionWork, task: Proposal, example: int) -> Proposal | None:
+def _propose(
+    open_compile: OpenCompile, work: RevisionWork, task: Proposal, example: int
+) -> Proposal | None:
     """Make a proposal, or read it from the log.
 
     Return None if the cost limit or the time limit prevents the call to the prompt model. If an
@@ -177,12 +181,16 @@ def _propose(open_compile: OpenCompile, work: RevisionWork, task: Proposal, exam
     return replace(task, record=log.records[key])
 
 
-def _with_instructions(setup: CompileSetup, slots: PoolSlots, proposals: Sequence[Proposal]) -> CompileSetup:
+def _with_instructions(
+    setup: CompileSetup, slots: PoolSlots, proposals: Sequence[Proposal]
+) -> CompileSetup:
     """Return the setup with the usable proposals added to the instructions in `slots`."""
     new = {}
     for proposal in proposals:
         if not proposal.record.error:
-            new[proposal.predictor] = [Instruction(proposal.text, f"{FROM_FAILURES}[{proposal.number - 1}]")]
+            new[proposal.predictor] = [
+                Instruction(proposal.text, f"{FROM_FAILURES}[{proposal.number - 1}]")
+            ]
     choices = usable_instructions(
         setup.program, new, rivals=(), max_tokens=most_tokens(setup), known=slots.alternatives
     )

@@ -185,7 +185,9 @@ class CompileSetup(DemoChoices):
         space = self.slots.space
         if not self.proposals:
             return space.num_distinct
-        return space.with_choices([len(texts) + 1 for texts in self.slots.alternatives.values()]).num_distinct
+        return space.with_choices(
+            [len(texts) + 1 for texts in self.slots.alternatives.values()]
+        ).num_distinct
 
     @property
     def size(self) -> ProblemSize:
@@ -354,7 +356,9 @@ def checked_rivals(
     distinct = {first.digest: first}
     for name, program in programs.items():
         argument = f"programs[{name!r}]"
-        rival = Rival(name, _checked_copy(options, program, trainset, valset, name=argument, to_order=False))
+        rival = Rival(
+            name, _checked_copy(options, program, trainset, valset, name=argument, to_order=False)
+        )
         check_needed_outputs(
             rival.program, first.program, options.metric, examples, name=argument, first_name=first.name
         )

@@ -78,7 +78,9 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
     if fitted.calibrates_answers:
         name += ", calibrated"
     score = round(_score_at_random(run, decision, orderings, longest), 6)
-    return Alternative(name=name, score=score, num_examples=len(examples), tokens=tokens, num_demos=num_demos)
+    return Alternative(
+        name=name, score=score, num_examples=len(examples), tokens=tokens, num_demos=num_demos
+    )
 
 
 def _first_records(run: CompileRun, orderings: Sequence[Ordering]) -> list[dict[int, CallRecord]]:

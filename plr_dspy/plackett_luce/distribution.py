@@ -217,7 +217,11 @@ def _check_logits(logits: Tensor, weights: Tensor | None) -> None:
 
 def _check_probabilities(name: str, probabilities: Tensor, *, least: int = 1, most: int) -> None:
     has_valid_shape = probabilities.dim() == 1 and least <= len(probabilities) <= most
-    if not has_valid_shape or not (probabilities >= 0).all() or abs(float(probabilities.sum()) - 1.0) > 1e-6:
+    if (
+        not has_valid_shape
+        or not (probabilities >= 0).all()
+        or abs(float(probabilities.sum()) - 1.0) > 1e-6
+    ):
         number = f"{most}" if least == most else f"{least} to {most}"
         raise ValueError(
             f"{name} must have length {number} and contain probabilities that sum to 1; got {probabilities}"

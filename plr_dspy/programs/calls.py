@@ -85,9 +85,13 @@ class MetricWork:
     failure_advice = ""  # advice at the end of the error message if too many calls fail
 
     # Advice for users who fix the cause of failures before they resume the run.
-    advice_on_changes = "if you change the program or the metric, pass accept_changes=True or another log_dir"
+    advice_on_changes = (
+        "if you change the program or the metric, pass accept_changes=True or another log_dir"
+    )
 
-    def __init__(self, metric: Metric, examples: Sequence[dspy.Example], labels: Sequence[str] = ()) -> None:
+    def __init__(
+        self, metric: Metric, examples: Sequence[dspy.Example], labels: Sequence[str] = ()
+    ) -> None:
         self.sample = ""  # the first answer and its score
         self.examples = examples
         self.models = language_models(metric)
@@ -221,7 +225,11 @@ class ProgramEvaluator:
         self._num_threads = num_threads or dspy.settings.num_threads
         self._max_errors = max_errors
         self._default_max_errors = dspy.settings.max_errors
-        models = [dspy.settings.lm, *language_models(slots.program), *language_models(dspy.settings.adapter)]
+        models = [
+            dspy.settings.lm,
+            *language_models(slots.program),
+            *language_models(dspy.settings.adapter),
+        ]
         for rival in slots.rivals.values():
             models += language_models(rival.program)
         self._redact = Redactor([*models, *work.models, slots.embedder])
@@ -291,7 +299,8 @@ class ProgramEvaluator:
         workers: list[Future[None]] = []
         try:
             workers += [
-                pool.submit(copy_context().run, self._call_all, pending, programs) for _ in range(num_threads)
+                pool.submit(copy_context().run, self._call_all, pending, programs)
+                for _ in range(num_threads)
             ]
             for worker in as_completed(workers):
                 worker.result()
@@ -474,7 +483,9 @@ def calls_on(
     if candidate is None:
         candidate = slots.space.identity
     with interrupts() as interrupted:
-        evaluator = Evaluator(ProgramEvaluator(slots, work, names=names, interrupted=interrupted, **options))
+        evaluator = Evaluator(
+            ProgramEvaluator(slots, work, names=names, interrupted=interrupted, **options)
+        )
         for count in [*first, number]:
             (row,) = evaluator.evaluate({candidate: range(min(count, number))}).values()
             check(list(row.values()))

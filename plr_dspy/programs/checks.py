@@ -56,7 +56,9 @@ Positive = Annotated[Number, Field(gt=0.0)]
 Fraction = Annotated[Number, Field(gt=0.0, le=1.0)]
 Probability = Annotated[Number, Field(ge=0.0, le=1.0)]
 Folder = Annotated[str | Path, BeforeValidator(_as_folder)]
-AnyMetric = Annotated[SkipValidation[Metric], AfterValidator(lambda metric: metric_caller(metric) and metric)]
+AnyMetric = Annotated[
+    SkipValidation[Metric], AfterValidator(lambda metric: metric_caller(metric) and metric)
+]
 
 _T = TypeVar("_T")
 
@@ -242,7 +244,9 @@ def _check_predictors(program: dspy.Module, program_name: str) -> None:
             )
 
 
-def _check_examples(student: dspy.Module, name: str, dataset: str, examples: Sequence[dspy.Example]) -> None:
+def _check_examples(
+    student: dspy.Module, name: str, dataset: str, examples: Sequence[dspy.Example]
+) -> None:
     """Raise an error unless the examples have all inputs that the program needs."""
     required = needed_inputs(student)
     for i, example in enumerate(examples):
@@ -350,5 +354,7 @@ def saved_state(path: str | Path) -> dict[str, Any]:
         del state["metadata"]
     except (LookupError, TypeError, ValueError) as error:
         fix = "pass a file that program.save('x.json') wrote"
-        raise UserError(f"{path} holds no saved program ({type(error).__name__}: {error}): {fix}") from error
+        raise UserError(
+            f"{path} holds no saved program ({type(error).__name__}: {error}): {fix}"
+        ) from error
     return state

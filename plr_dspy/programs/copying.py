@@ -49,7 +49,9 @@ def language_models(program: Any) -> list[Any]:
 
 def is_language_model(value: Any) -> bool:
     """Return whether a value is an LM or another client that handles DSPy's decision requests."""
-    return isinstance(value, dspy.BaseLM) or getattr(type(value), "supports_decision_requests", None) is True
+    return (
+        isinstance(value, dspy.BaseLM) or getattr(type(value), "supports_decision_requests", None) is True
+    )
 
 
 def attributes(value: Any) -> dict[str, Any]:

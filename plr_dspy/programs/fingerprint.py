@@ -45,9 +45,24 @@ ADDRESS = re.compile(r"api_base|base_url|endpoint")  # names of settings that co
 SECRET = re.compile(r"api_key|secret|password|token$|credential")
 
 CONTAINERS = (dict, list, set, deque)
-CHANGING = (*CONTAINERS, int, float, date, random.Random)  # types of private attributes that calls may change
+CHANGING = (
+    *CONTAINERS,
+    int,
+    float,
+    date,
+    random.Random,
+)  # types of private attributes that calls may change
 # Types whose private attributes digests omit, because these repeat other parts or do not affect scores.
-WITHOUT_PRIVATE = (type, FunctionType, Enum, BaseModel, dspy.Example, dspy.BaseLM, dspy.Embedder, *CONTAINERS)
+WITHOUT_PRIVATE = (
+    type,
+    FunctionType,
+    Enum,
+    BaseModel,
+    dspy.Example,
+    dspy.BaseLM,
+    dspy.Embedder,
+    *CONTAINERS,
+)
 
 # Attributes of DSPy objects that digests omit: they do not affect scores, or vary with rounding errors.
 IGNORED = ("callbacks", "history", "corpus_embeddings", "index")
@@ -251,7 +266,9 @@ def _parts_of_function(function: FunctionType) -> dict[str, object]:
     if not is_library(function.__module__):
         code = _source(function.__code__)
         variables |= _global_variables(function)
-    variables |= {f"default {number}": default for number, default in enumerate(function.__defaults__ or ())}
+    variables |= {
+        f"default {number}": default for number, default in enumerate(function.__defaults__ or ())
+    }
     variables |= function.__kwdefaults__ or {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         if cell != type(cell)():  # Reading the contents of an empty cell raises a ValueError.
@@ -335,7 +352,9 @@ def _source(code: CodeType) -> str:
             return "\n".join(ast.unparse(node) for node in lambdas if node.lineno == code.co_firstlineno)
         return ast.unparse(ast.parse(dedent(inspect.getsource(code))))
     except (OSError, SyntaxError, ValueError):
-        if not code.co_name.startswith("__"):  # Methods that Python generates for dataclasses have no source.
+        if not code.co_name.startswith(
+            "__"
+        ):  # Methods that Python generates for dataclasses have no source.
             logger.warning(
                 "%s has no readable source code, so a resumed run cannot detect changes to it: define it in a file",
                 code.co_name,

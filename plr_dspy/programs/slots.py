@@ -414,7 +414,8 @@ class PoolSlots(PromptSlots):
         if isinstance(candidate, WholeProgram) or candidate == WITHOUT_DEMOS:
             return dict.fromkeys(self.alternatives, 0)
         return {
-            name: item for name, (item,) in zip(self.alternatives, candidate[len(self.slots) :], strict=True)
+            name: item
+            for name, (item,) in zip(self.alternatives, candidate[len(self.slots) :], strict=True)
         }
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:

@@ -122,7 +122,9 @@ def make_splits(
 def _has_inputs(example: dspy.Example) -> bool:
     """Return whether an example has a non-empty input, or no input fields at all."""
     values = [value for _, value in example.inputs().items()]
-    return not values or not all(value is None or (isinstance(value, str) and not value) for value in values)
+    return not values or not all(
+        value is None or (isinstance(value, str) and not value) for value in values
+    )
 
 
 def _distinct(examples: Examples, *, name: str) -> set[int]:
@@ -267,7 +269,9 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
         fields = _keys_by_name(demo)
         with_equal_fields = _with_equal_fields(fields, compared_names, by_field)
         with_all_values = _with_all_values(fields, inputs, by_value)
-        with_all_fields = {number for number in with_equal_fields if inputs[number].items() <= fields.items()}
+        with_all_fields = {
+            number for number in with_equal_fields if inputs[number].items() <= fields.items()
+        }
         shown |= with_all_fields
         for matches in (with_equal_fields, with_all_values):
             if len(matches) <= max_matches:

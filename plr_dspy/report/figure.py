@@ -52,7 +52,9 @@ def figure(report: ReportData) -> Picture:
         for entry in report.undominated:
             interval = entry.interval or (entry.score, entry.score)
             marker = "D" if entry.is_returned else "o"
-            _plot_score(front_axis, entry.prompt_tokens, entry.score, *interval, fmt=marker, label=entry.name)
+            _plot_score(
+                front_axis, entry.prompt_tokens, entry.score, *interval, fmt=marker, label=entry.name
+            )
         front_axis.set(xlabel="tokens of instructions and demos", ylabel="expected score")
         front_axis.legend()
     return picture

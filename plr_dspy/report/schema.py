@@ -205,7 +205,9 @@ class Evidence(Part):
 
     num_met: int  # number of examples on which at least two orders were scored
     num_differing: int  # number of examples on which scores differed
-    num_compared: int  # number of examples with scores of the original and the chosen or most promising order
+    num_compared: (
+        int  # number of examples with scores of the original and the chosen or most promising order
+    )
 
 
 class ErrorCount(Part):

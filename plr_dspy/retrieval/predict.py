@@ -60,7 +60,9 @@ class Retrieval:
 
     def demos_for(self, inputs: Fields, *, without: Fields | None) -> list[Any]:
         """Return the demos to show for the inputs of a call. `without` is as in `Pool.shown()`."""
-        return [self.pool.demos[number] for number in self.pool.shown(inputs, self.nearest, without=without)]
+        return [
+            self.pool.demos[number] for number in self.pool.shown(inputs, self.nearest, without=without)
+        ]
 
 
 class RetrievingPredict(dspy.Predict):
@@ -97,7 +99,9 @@ class RetrievingPredict(dspy.Predict):
         retrieval = {
             "version": STATE_VERSION,
             "nearest": asdict(self.retrieval.nearest),
-            "demos": [{name: serialize_object(value) for name, value in demo.items()} for demo in pool.demos],
+            "demos": [
+                {name: serialize_object(value) for name, value in demo.items()} for demo in pool.demos
+            ],
             "sources": pool.sources,
             "tokens": pool.tokens,
             "vectors": None if pool.embedder is None else pool.vectors.tolist(),

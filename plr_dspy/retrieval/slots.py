@@ -58,7 +58,9 @@ def fixed_and_retrieved(
     for name, demos in pools.items():
         fixed[name] = [demo for demo in demos if demo.origin not in only_retrieved]
         others = [
-            demo for demo in demos if demo.origin != OWN and (max_tokens is None or demo.tokens <= max_tokens)
+            demo
+            for demo in demos
+            if demo.origin != OWN and (max_tokens is None or demo.tokens <= max_tokens)
         ]
         retrieved[name] = sorted(others, key=lambda demo: places.get(demo.origin, -1))
     return fixed, retrieved
@@ -123,7 +125,9 @@ class RetrievalSlots(PoolSlots):
         self._variations = list(nearest.values()) if retrieval_pools else []
         self._num_rivals = len(limits.get("rivals", ()))
         names = list(nearest) if retrieval_pools else []
-        self.whole_programs = tuple(itertools.starmap(WholeProgram, enumerate(names, start=self._num_rivals)))
+        self.whole_programs = tuple(
+            itertools.starmap(WholeProgram, enumerate(names, start=self._num_rivals))
+        )
         super().__init__(program, pools, programs=self.whole_programs, **limits)
         self.embedder = next((pool.embedder for pool in retrieval_pools.values()), None)
         self._program_digests: dict[WholeProgram, str] = {}

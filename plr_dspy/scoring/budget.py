@@ -107,7 +107,14 @@ class Budget:
         These calls may use the fraction `share` of the cost and time limits, in addition to what
         was used before. On exit, the previous estimates and reserves are restored.
         """
-        of_model = ("expected_cost", "largest_cost", "needs_one", "_cost_of_paid", "_num_paid", "_num_timed")
+        of_model = (
+            "expected_cost",
+            "largest_cost",
+            "needs_one",
+            "_cost_of_paid",
+            "_num_paid",
+            "_num_timed",
+        )
         of_phase = ("share", "limit_reached", "_num_reserved", "_planned")
         old_values = {name: getattr(self, name) for name in (*of_model, *of_phase, "_timed_from")}
         start = time.monotonic()

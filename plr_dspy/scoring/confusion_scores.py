@@ -104,7 +104,9 @@ class ConfusionScores(EffectiveScores):
         self._right_labels = list(right_labels)
         self._columns: dict[str | None, int] = {label: index for index, label in enumerate(self.labels)}
         self._rows = np.array([self._columns[label] for label in right_labels], dtype=np.int64)
-        self._is_of_label = np.eye(len(self.labels))[self._rows]  # 1 for each example's label, else 0, [n, k]
+        self._is_of_label = np.eye(len(self.labels))[
+            self._rows
+        ]  # 1 for each example's label, else 0, [n, k]
         self._num_of_label = self._is_of_label.sum(axis=0)
         self._shares = self._is_of_label.mean(axis=0)
         self._scores = np.zeros((len(self.labels), len(self.labels) + 1))
@@ -134,7 +136,9 @@ class ConfusionScores(EffectiveScores):
         self._variances = _mean_by_row(deviations**2, smoothed)
         self.table[:] = self._scores[self._rows, :-1]
 
-    def set_reference(self, best_first: Iterable[tuple[Records, Labels]], *, min_candidates: int = 1) -> None:
+    def set_reference(
+        self, best_first: Iterable[tuple[Records, Labels]], *, min_candidates: int = 1
+    ) -> None:
         """Linearize the metric at the answers of the best candidates.
 
         `best_first` yields each candidate's records, with the labels that replace recorded answers.

@@ -20,7 +20,9 @@ class EffectiveScores:
         """Return the score of a call on an example, or None if the call has no score."""
         return record.score
 
-    def set_reference(self, best_first: Iterable[tuple[Records, Labels]], *, min_candidates: int = 1) -> None:
+    def set_reference(
+        self, best_first: Iterable[tuple[Records, Labels]], *, min_candidates: int = 1
+    ) -> None:
         """Do nothing, because the metric's own scores need no reference.
 
         A subclass may calculate scores relative to the answers of at least `min_candidates` of the

@@ -108,7 +108,9 @@ class Observations:
         known = [candidate for candidate in best_first if candidate in self.records]
         labels = (fitted.revised_labels(candidate) if fitted is not None else {} for candidate in known)
         records = (self.records[candidate] for candidate in known)
-        self.effective_scores.set_reference(zip(records, labels, strict=True), min_candidates=min_candidates)
+        self.effective_scores.set_reference(
+            zip(records, labels, strict=True), min_candidates=min_candidates
+        )
 
     def _score(self, example: int, record: CallRecord) -> float:
         score = None if record.outcome == FAILED else self.effective_scores.score_of(example, record)

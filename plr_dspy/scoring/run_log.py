@@ -204,7 +204,9 @@ class RunLog:
         if num_written < len(content):
             # Remove the partial line, because later lines would be appended to it.
             os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
-            raise OSError(f"no space left on the disk that holds {self.path}: free some space, and run again")
+            raise OSError(
+                f"no space left on the disk that holds {self.path}: free some space, and run again"
+            )
 
     def _read(self, path: Path) -> None:
         """Read all complete lines, and remove an incomplete last line from the file."""
@@ -302,12 +304,16 @@ def open_log(
         try:
             changes = _changes(log.identity, identity) if log.tokens_before else ""
             if changes and not log.holds_answers:
-                logger.info("the log in %s has no answers yet and is restarted, because %s", folder, changes)
+                logger.info(
+                    "the log in %s has no answers yet and is restarted, because %s", folder, changes
+                )
                 log.close()
                 path.unlink()
                 log = RunLog(path)
             elif changes and _function(log.identity) != _function(identity):
-                raise UserError(f"log_dir {folder} belongs to another run: {changes}. Pass another log_dir.")
+                raise UserError(
+                    f"log_dir {folder} belongs to another run: {changes}. Pass another log_dir."
+                )
             elif changes and not accept_changes:
                 raise UserError(
                     f"log_dir {folder} belongs to another run: {changes}. Pass another log_dir. If the logged "
@@ -398,6 +404,8 @@ def error_counts(
         examples = list(dict.fromkeys(names[example] for example, *_ in group))
         *_, message = group[0]
         errors.append(
-            ErrorCount(type=error, outcome=outcome, count=len(group), message=message, examples=examples[:5])
+            ErrorCount(
+                type=error, outcome=outcome, count=len(group), message=message, examples=examples[:5]
+            )
         )
     return sorted(errors, key=lambda error: (-error.count, error.type, error.outcome))

@@ -107,7 +107,9 @@ class OrderingSpace:
         kinds = tuple(tuple(range(size)) for size in sizes)
         if min_length is None and max_length is None:
             return cls(kinds, (), identity, allowed)
-        limits = [(min_length or 0, size if max_length is None else min(size, max_length)) for size in sizes]
+        limits = [
+            (min_length or 0, size if max_length is None else min(size, max_length)) for size in sizes
+        ]
         return cls(kinds, tuple(limits), identity, allowed)
 
     def __post_init__(self) -> None:
@@ -192,7 +194,8 @@ class OrderingSpace:
         if isinstance(candidate, WholeProgram) or len(candidate) != len(self.limits):
             return False
         return all(
-            lower <= len(items) <= upper for items, (lower, upper) in zip(candidate, self.limits, strict=True)
+            lower <= len(items) <= upper
+            for items, (lower, upper) in zip(candidate, self.limits, strict=True)
         )
 
     @property
@@ -235,7 +238,9 @@ class OrderingSpace:
         """
         changed = []
         for block, size in enumerate(earlier.sizes):
-            changed += [self._with_block(ordering, block, [item]) for item in range(size, self.sizes[block])]
+            changed += [
+                self._with_block(ordering, block, [item]) for item in range(size, self.sizes[block])
+            ]
         return list(filter(self.allows, changed))
 
     def allows(self, ordering: Ordering) -> bool:
@@ -248,7 +253,9 @@ class OrderingSpace:
         Each step drops the first item of the block whose length exceeds its minimum by the most.
         """
         while not self.allows(ordering):
-            num_spare = [len(items) - lower for items, (lower, _) in zip(ordering, self.limits, strict=True)]
+            num_spare = [
+                len(items) - lower for items, (lower, _) in zip(ordering, self.limits, strict=True)
+            ]
             if not any(num_spare):
                 return None
             block = num_spare.index(max(num_spare))

@@ -182,6 +182,8 @@ def cross_validated(
     labels = []
     for i in range(len(logs)):
         others = np.arange(len(logs)) != i
-        offsets = batch_offsets(logs[others], prior=shares, unseen=is_unseen[others], weights=weights[others])
+        offsets = batch_offsets(
+            logs[others], prior=shares, unseen=is_unseen[others], weights=weights[others]
+        )
         labels.append(likeliest_labels(logs[i], offsets, unseen=is_unseen[i]))
     return np.array(labels, dtype=np.int64)

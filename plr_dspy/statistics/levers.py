@@ -206,7 +206,9 @@ def _beta_draws(normals: Array, means: Array, variances: Array) -> Array:
     return draws
 
 
-def _prepared(scores: Array, bounds: tuple[float, float] | None) -> tuple[Array, tuple[float, float], float]:
+def _prepared(
+    scores: Array, bounds: tuple[float, float] | None
+) -> tuple[Array, tuple[float, float], float]:
     """Return rounded scores ``[C, E]``, the bounds of mean scores, and the largest difference on an example.
 
     If scores never differ on an example, this difference is the range of the bounds. The examples are

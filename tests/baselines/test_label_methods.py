@@ -124,7 +124,11 @@ METHODS = [LocalE, GlobalE, PDO]  # Omit DEmO, because it returns another kind o
 
 @pytest.mark.parametrize(
     "error",
-    [None, lm15.UnsupportedFeatureError("no", feature="logprobs"), lm15.InvalidRequestError("no 'logprobs'")],
+    [
+        None,
+        lm15.UnsupportedFeatureError("no", feature="logprobs"),
+        lm15.InvalidRequestError("no 'logprobs'"),
+    ],
     ids=["silence", "unsupported", "400"],
 )
 @pytest.mark.parametrize("kind", [*METHODS, DEmO])

@@ -220,7 +220,9 @@ def test_a_calibrated_program_is_saved(folder, capsys):
 )
 def test_metrics_over_a_set_have_names(folder, metric, name, capsys):
     """The rows have a column of large integers that the program does not use."""
-    assert cli.main(compile_arguments("--report", "found.json", "--train", "large.jsonl", metric=metric)) == 0
+    assert (
+        cli.main(compile_arguments("--report", "found.json", "--train", "large.jsonl", metric=metric)) == 0
+    )
     report = Report.load("found.json")
     assert report.settings["metric"] == name
     assert name in capsys.readouterr().out
@@ -260,7 +262,8 @@ def test_other_programs_take_part_in_a_compile(folder, capsys):
     others = ("--programs", "saved.json", "reviews_app.py:bare")
     for select in ((), ("--select",)):
         assert (
-            cli.main(compile_arguments(*select, "--report", "found.json", "--max-calls", "60", *others)) == 0
+            cli.main(compile_arguments(*select, "--report", "found.json", "--max-calls", "60", *others))
+            == 0
         )
         names = {program.name for program in Report.load("found.json").programs}
         assert names >= {"saved.json", "reviews_app.py:bare"}
@@ -504,13 +507,19 @@ PICKY = {"metric": "reviews_app.py:picky"}
             compile_arguments(program="reviews_app"),
             "'reviews_app' names no object: pass FILE.py:NAME or MODULE:NAME",
         ),
-        (compile_arguments(program="reviews_app.py"), "'reviews_app.py' names no object: pass FILE.py:NAME"),
+        (
+            compile_arguments(program="reviews_app.py"),
+            "'reviews_app.py' names no object: pass FILE.py:NAME",
+        ),
         (
             compile_arguments(program="reviews_app.py:"),
             "'reviews_app.py:' names no object: pass FILE.py:NAME",
         ),
         (compile_arguments(program=":program"), "':program' names no object: pass FILE.py:NAME"),
-        (compile_arguments(program="json.py:program"), "another module is also called json: rename the file"),
+        (
+            compile_arguments(program="json.py:program"),
+            "another module is also called json: rename the file",
+        ),
         (compile_arguments(program="sys.py:program"), "another module is also called sys: rename the file"),
         (compile_arguments(program="reviews_app.py:number"), "program must be a DSPy module"),
         (
@@ -559,7 +568,10 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--inputs", "question"), "row 1 of train.jsonl"),
         (compile_arguments("--inputs", "text"), "add ['text'], or pass other names as inputs"),
         (compile_arguments("--train", "none.jsonl"), "file not found: none.jsonl"),
-        (compile_arguments("--train", "folder.json"), "--train: folder.json is a folder: pass the path of a"),
+        (
+            compile_arguments("--train", "folder.json"),
+            "--train: folder.json is a folder: pass the path of a",
+        ),
         (
             compile_arguments("--out", "folder.json"),
             "--out: folder.json is a folder: pass the path of a file",
@@ -585,13 +597,19 @@ PICKY = {"metric": "reviews_app.py:picky"}
             evaluate("--data", "train.jsonl", *ACCURACY, "--threads", "0"),
             "--threads: must be a whole number of at least 1; got '0': pass 1 or a larger number",
         ),
-        (compile_arguments("--max-demos", "x"), "--max-demos: must be a whole number of at least 1; got 'x'"),
+        (
+            compile_arguments("--max-demos", "x"),
+            "--max-demos: must be a whole number of at least 1; got 'x'",
+        ),
         (compile_arguments("--num-instructions", "2.5"), "must be a whole number of at least 1; got '2.5'"),
         (
             compile_arguments("--max-calls", "-1"),
             "--max-calls: must be a whole number of at least 0; got '-1'",
         ),
-        ([*CHOOSE_MISSING, "--max-calls", "0"], "--max-calls: must be a whole number of at least 1; got '0'"),
+        (
+            [*CHOOSE_MISSING, "--max-calls", "0"],
+            "--max-calls: must be a whole number of at least 1; got '0'",
+        ),
         ([*CHOOSE_MISSING, "--seed", "-1"], "--seed: must be a whole number of at least 0; got '-1'"),
         (
             compile_arguments("--max-seconds", "1h"),
@@ -666,7 +684,10 @@ PICKY = {"metric": "reviews_app.py:picky"}
             "row 1 of train.jsonl must have the inputs ['text'] of programs['reviews_app.py:other'];",
         ),
         (CHOOSE_OTHER, "or add the missing names to with_inputs(...) (--inputs on the command line)"),
-        (compile_arguments("--calibrate", "--signal", "score"), "omit --calibrate, or pass --signal 'auto'"),
+        (
+            compile_arguments("--calibrate", "--signal", "score"),
+            "omit --calibrate, or pass --signal 'auto'",
+        ),
         (
             compile_arguments("--demos", "saved.json", program="reviews_app.py:calibrated"),
             "got an uncalibrated program: pass student.program",

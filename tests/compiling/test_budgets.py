@@ -55,7 +55,9 @@ class TestTime:
         assert orderings.count(best.ordering["self"]) == 1
 
     @pytest.mark.parametrize(("limit", "slow", "times"), [(400, 350, 2), (300, 272, 3), (300, 272, 4)])
-    def test_slower_calls_shorten_the_final_comparison(self, clock, monkeypatch, caplog, limit, slow, times):
+    def test_slower_calls_shorten_the_final_comparison(
+        self, clock, monkeypatch, caplog, limit, slow, times
+    ):
         def now():
             num_slow = max(0, clock.num_calls - slow)
             return float(clock.num_calls + (times - 1) * num_slow)

@@ -124,7 +124,9 @@ class TestChoice:
         assert chosen == scores.index(max(scores))
 
     @given(st.floats(0.0, 0.2), st.sampled_from([0.0, 0.5, 0.9, 0.97, 0.98, 1.0]), st.floats(0.0, 0.5))
-    def test_the_interval_of_a_gain_includes_losses_unless_a_gain_is_very_probable(self, gain, p, deviation):
+    def test_the_interval_of_a_gain_includes_losses_unless_a_gain_is_very_probable(
+        self, gain, p, deviation
+    ):
         expected = Gain(gain, p, deviation=deviation)
         low, high = compared_by([0.0, 1.0], [1.0, 1.0], num_candidates=2, gain=expected).gain_interval
         assert low >= 0.0 if p > 0.975 else low <= 0.0

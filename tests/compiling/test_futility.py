@@ -55,12 +55,15 @@ class TestEnoughCalls:
     def test_the_reason_mentions_several_failed_calls(self):
         cells = {("order", example): 1.0 for example in range(60)}
         failed = {
-            ("order", 60 + number): CallRecord(None, FAILED, "MetricError", "got None") for number in range(5)
+            ("order", 60 + number): CallRecord(None, FAILED, "MetricError", "got None")
+            for number in range(5)
         }
         expected = "every score was 1 in 60 calls, and 5 calls failed (MetricError: got None)"
         assert self.said(cells | failed) == expected
 
-    @pytest.mark.parametrize(("number", "said"), [(124, ""), (125, "no score differed between two prompts")])
+    @pytest.mark.parametrize(
+        ("number", "said"), [(124, ""), (125, "no score differed between two prompts")]
+    )
     def test_enough_equal_pairs_stop_the_search(self, number, said):
         """On each example, all three orders have the same score."""
         cells = {}

@@ -94,7 +94,9 @@ class TestRace:
         assert min(found) >= 12
 
     @settings(deadline=None, max_examples=40)
-    @given(st.integers(0, 500), st.integers(1, 23), st.integers(0, 22), st.integers(1, 5), st.integers(1, 40))
+    @given(
+        st.integers(0, 500), st.integers(1, 23), st.integers(0, 22), st.integers(1, 5), st.integers(1, 40)
+    )
     def test_never_exceeds_the_maximum_number_of_calls(
         self, num_calls, num_known, num_new, num_winners, num_first
     ):
@@ -188,7 +190,9 @@ class TestCompilation:
         scorer = Evaluator(payer)
         payer.budget.max_calls = num_calls
         plan = make_plan(
-            "light", ProblemSize(num_train=30, num_selection=10, num_distinct=24), max_metric_calls=num_calls
+            "light",
+            ProblemSize(num_train=30, num_selection=10, num_distinct=24),
+            max_metric_calls=num_calls,
         )
         options = {"num_examples": 30, "num_samples": 6, "num_initial": 20, "seed": 0}
         search = ThompsonSearch(OrderingSpace.of_sizes(4), **options)

@@ -98,7 +98,9 @@ def test_inferred_inputs():
     assert inputs_of(optional, "question", "context", "answer") == {"question", "context"}
     assert inputs_of(Wrapped(), "question", "answer") == {"question"}
     any_inputs = Program(answer=dspy.Predict("question -> answer"))
-    assert inputs_of(any_inputs, "question", "answer") == {"question"}, "must be the first predictor's inputs"
+    assert inputs_of(any_inputs, "question", "answer") == {"question"}, (
+        "must be the first predictor's inputs"
+    )
     assert inputs_of(WithOptionalContext(), "question", "answer") == {"question"}
     assert inputs_of(WithOptionalContext(), "question", "context", inputs=["question", "context"]) == {
         "question",

@@ -72,7 +72,9 @@ def test_json_values_keep_their_types(tmp_path):
 
 def test_parquet_keeps_classes(tmp_path):
     features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
-    Dataset.from_dict({"text": ["a"], "label": [1]}, features=features).to_parquet(tmp_path / "rows.parquet")
+    Dataset.from_dict({"text": ["a"], "label": [1]}, features=features).to_parquet(
+        tmp_path / "rows.parquet"
+    )
     assert load_file(tmp_path / "rows.parquet").features == features
 
 
@@ -202,7 +204,10 @@ def test_loading_splits_from_the_hub(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     Dataset.from_dict({"text": ["a", "b", "c"]}).to_parquet(folder / "test.parquet")
     monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    assert list(load_hub_split(HubSplit("owner/reviews", None, "test[:2]"))) == [{"text": "a"}, {"text": "b"}]
+    assert list(load_hub_split(HubSplit("owner/reviews", None, "test[:2]"))) == [
+        {"text": "a"},
+        {"text": "b"},
+    ]
     with pytest.raises(
         ValueError, match=r"hub:owner/reviews:train cannot be read .*: check the name, the split"
     ):

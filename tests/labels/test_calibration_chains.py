@@ -9,7 +9,15 @@ from label_world import EXAMPLES, number, student, two
 from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLReorder
 from plr_dspy.baselines import TopKOrder
 
-REJECTING = ["PLReorder", "PLReorder, calibrated", "PLFewShot", "TopKOrder", "StaticOrder", "PDO", "headroom"]
+REJECTING = [
+    "PLReorder",
+    "PLReorder, calibrated",
+    "PLFewShot",
+    "TopKOrder",
+    "StaticOrder",
+    "PDO",
+    "headroom",
+]
 
 
 def probabilities(demos, text):

@@ -24,7 +24,10 @@ TABLE = [[1, 0], [0, 1], [1, 0], [0, 1]]
 class TestLabelScores:
     @pytest.mark.parametrize(
         "metric",
-        [exact, lambda gold, pred, trace, name, pred_trace: dspy.Prediction(score=gold.label == pred.label)],
+        [
+            exact,
+            lambda gold, pred, trace, name, pred_trace: dspy.Prediction(score=gold.label == pred.label),
+        ],
     )
     def test_scores_of_all_labels(self, metric):
         np.testing.assert_array_equal(label_scores(metric, EXAMPLES, OUTPUT), TABLE)
@@ -147,7 +150,11 @@ def fickle():
             "answer differs from the classifier's label",
         ),
         (lambda label: label, lenient, "answer differs from the classifier's label"),
-        (lambda label: dspy.Prediction(verdict=label), lenient, "answer differs from the classifier's label"),
+        (
+            lambda label: dspy.Prediction(verdict=label),
+            lenient,
+            "answer differs from the classifier's label",
+        ),
         (lambda label: dspy.Prediction(label=label), fickle(), "gives the same answer a different score"),
     ],
     ids=["another label", "no prediction", "another field", "another score"],

@@ -130,7 +130,9 @@ class TestUnchangedBehavior:
         half = len(calls) // 2
         assert calls[:half] == calls[half:] != []
 
-    @pytest.mark.parametrize("signature", ["text -> label", "text -> other: Literal['negative', 'positive']"])
+    @pytest.mark.parametrize(
+        "signature", ["text -> label", "text -> other: Literal['negative', 'positive']"]
+    )
     def test_other_signatures_are_not_read(self, signature):
         engine = chat(CONFIDENT, name=signature.split()[2].rstrip(":"))
         _, readings = asked(engine, program=dspy.Predict(signature))
@@ -143,7 +145,9 @@ class TestUnchangedBehavior:
         engine = chat(CONFIDENT)
         wanted = {"logprobs": True, "top_logprobs": number}
         program = classifier(**(wanted if where == "program" else {}))
-        answer, (reading,) = asked(engine, program=program, lm=engine.lm(**(wanted if where == "lm" else {})))
+        answer, (reading,) = asked(
+            engine, program=program, lm=engine.lm(**(wanted if where == "lm" else {}))
+        )
         assert answer.logprobs.content[1].token == "positive"
         assert reading.label == "positive"
         assert engine.asked == [requested]
@@ -200,7 +204,12 @@ class TestEndpointsWithoutLogProbabilities:
         ("refusal", "logprobs", "asked_for", "reason"),
         [
             (REFUSAL, True, [20, None, None, None], "rejects requests for log-probabilities"),
-            (lm15.UnsupportedFeatureError("", feature="x"), True, [20, None, None, None], "rejects requests"),
+            (
+                lm15.UnsupportedFeatureError("", feature="x"),
+                True,
+                [20, None, None, None],
+                "rejects requests",
+            ),
             (None, False, [20, None, None], "returns no log-probabilities"),
         ],
         ids=["refusal", "unsupported", "silence"],
@@ -249,7 +258,9 @@ def provider(refuses=0):
             return request.reply(refuses, {"error": error})
         plain = "prompt" in request.body
         logprobs = IN_PLAIN if plain else logprobs_of([LIKELY])
-        return request.reply(200, completion(" positive", plain=plain, logprobs=logprobs if asked else None))
+        return request.reply(
+            200, completion(" positive", plain=plain, logprobs=logprobs if asked else None)
+        )
 
     return running(Server(answer))
 

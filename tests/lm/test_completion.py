@@ -31,7 +31,9 @@ class Stub(Server):
         request.reply(self.status, self.reply, **self.headers)
 
     def lm(self, model="stub", **kwargs):
-        return completion_lm(model, **{"api_base": self.api_base, "cache": False, "num_retries": 0, **kwargs})
+        return completion_lm(
+            model, **{"api_base": self.api_base, "cache": False, "num_retries": 0, **kwargs}
+        )
 
 
 @pytest.fixture
@@ -97,7 +99,11 @@ class TestRequest:
         request = lm15.Request(
             model="text-completion-openai/stub",
             system="Be brief.",
-            messages=(lm15.Message.user("Hello."), lm15.Message.assistant("Hi."), lm15.Message.user("Bye.")),
+            messages=(
+                lm15.Message.user("Hello."),
+                lm15.Message.assistant("Hi."),
+                lm15.Message.user("Bye."),
+            ),
             config=lm15.Config(top_k=4, extensions={"logit_bias": {"5": 1}}),
         )
         assert CompletionEngine(stub.api_base).complete(request).text == " positive"
@@ -155,7 +161,9 @@ class TestReply:
     )
     @pytest.mark.parametrize("provider", ["text-completion-openai", "hosted_vllm"])
     def test_http_errors_raise_dspys_errors_after_one_call(self, stub, provider, status, error):
-        message = "This model's maximum context length is 10 tokens." if "Window" in error.__name__ else "no"
+        message = (
+            "This model's maximum context length is 10 tokens." if "Window" in error.__name__ else "no"
+        )
         stub.status = status
         stub.reply = {"error": {"message": message, "type": "refused"}}
         with pytest.raises(error):

@@ -109,7 +109,10 @@ class TestPrompt:
         assert prompt(SENTIMENT, [], {"review": value}) == f"{shown}\nSentiment:"
 
     def test_structured_values_are_json(self):
-        inputs = {"points": (list[Point], dspy.InputField()), "options": (dict[str, int], dspy.InputField())}
+        inputs = {
+            "points": (list[Point], dspy.InputField()),
+            "options": (dict[str, int], dspy.InputField()),
+        }
         signature = dspy.Signature({**inputs, "color": (Color, dspy.OutputField())})
         demo = {"points": [Point(x=1, y=2)], "options": {"é": 3}, "color": Color.BLUE}
         assert blocks(signature, [demo]) == [
@@ -179,7 +182,9 @@ class TestAnswer:
 
     def test_of_several_outputs_is_split_at_their_titles(self):
         signature = dspy.Signature("question -> reasoning, answer_kind: Literal['a', 'b'], note")
-        completion = " first\nAnswer Kind is not at a title\nAnswer Kind: b\nNote: x: y\nz\n\nQuestion: next"
+        completion = (
+            " first\nAnswer Kind is not at a title\nAnswer Kind: b\nNote: x: y\nz\n\nQuestion: next"
+        )
         assert parse(signature, completion) == {
             "reasoning": "first\nAnswer Kind is not at a title",
             "answer_kind": "b",

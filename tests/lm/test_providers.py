@@ -86,5 +86,7 @@ def test_replies_that_max_tokens_cuts_off_are_counted_also_when_resumed(route, t
     state = first.report.original
     assert 0 < state.num_truncated < state.num_calls
     assert resumed.report.original == state
-    warning = f"{state.num_truncated} of {state.num_calls} replies of your program were cut off at max_tokens"
+    warning = (
+        f"{state.num_truncated} of {state.num_calls} replies of your program were cut off at max_tokens"
+    )
     assert str(resumed.report).startswith(warning)

@@ -30,7 +30,9 @@ def is_open(address):
 
 
 class TestWeights:
-    def test_a_path_overrides_the_variable_and_errors_name_a_missing_file(self, gguf, monkeypatch, tmp_path):
+    def test_a_path_overrides_the_variable_and_errors_name_a_missing_file(
+        self, gguf, monkeypatch, tmp_path
+    ):
         other = gguf.with_name("other.gguf")
         other.write_bytes(gguf.read_bytes())
         monkeypatch.setenv("PLR_DSPY_GGUF", str(other))

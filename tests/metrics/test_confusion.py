@@ -355,8 +355,14 @@ BAD_INPUT = [
     (lambda: ConfusionMetric(3), "function must be callable"),
     (lambda: ConfusionMetric(lambda counts: 1.0), "function must be callable"),
     (lambda: ConfusionMetric(F1("a")), "function must be callable"),
-    (lambda: ConfusionMetric(share_of_right, **REVERSED), "bounds must be two numbers, the lower one first"),
-    (lambda: F1("d").check([example(name) for name in "abcefg"]), "got the labels 'a', .* and 1 more: pass"),
+    (
+        lambda: ConfusionMetric(share_of_right, **REVERSED),
+        "bounds must be two numbers, the lower one first",
+    ),
+    (
+        lambda: F1("d").check([example(name) for name in "abcefg"]),
+        "got the labels 'a', .* and 1 more: pass",
+    ),
     (lambda: F1("a").right_label(example("a").copy(other="b" * 200)), "got the example {.*b…: pass"),
     (lambda: F1("a").right_label(TWO_FIELDS), "pass the name of the label field"),
     (lambda: F1().right_label(example(["a", "b"])), "field 'label' holds a list: use a metric that scores"),

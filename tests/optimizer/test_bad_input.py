@@ -93,7 +93,11 @@ COMPILE = [
         {"trainset": None},
         "trainset must be a list of dspy.Example or of dicts, .*; got NoneType: pass a list",
     ),
-    (student, {"trainset": "data.json"}, "trainset must be a list of dspy.Example .*; got str: pass a list"),
+    (
+        student,
+        {"trainset": "data.json"},
+        "trainset must be a list of dspy.Example .*; got str: pass a list",
+    ),
     (
         student,
         {"trainset": iter(EXAMPLES)},
@@ -205,7 +209,9 @@ def flags_and_numbers():
                 yield pytest.param(kind, name, True, id=f"{kind.__name__}-{name}")
 
 
-@pytest.mark.parametrize("value", [[], {}, {"self": []}, {"self": "x"}, "Be good.", ["a", None], "proposed"])
+@pytest.mark.parametrize(
+    "value", [[], {}, {"self": []}, {"self": "x"}, "Be good.", ["a", None], "proposed"]
+)
 def test_the_error_describes_valid_instructions_in_words(value):
     message = (
         "instructions must be 'propose', a non-empty list of strings, or a dict from predictor names to such lists; "
@@ -226,7 +232,10 @@ def test_the_error_describes_valid_instructions_in_words(value):
             lambda: PLReorder("f1:yes"),
             r"got 'f1:yes': pass the metric itself, not its name, as in metric=F1\('positive'\)",
         ),
-        (lambda: PLFewShot(F1), r"got <class .*F1'>: pass an instance of this class, as in metric=F1\(...\)"),
+        (
+            lambda: PLFewShot(F1),
+            r"got <class .*F1'>: pass an instance of this class, as in metric=F1\(...\)",
+        ),
         (
             lambda: PLReorder(exact_match, max_calls=9),
             "^PLReorder has no argument max_calls; got max_calls=9: omit max_calls, or pass max_metric_calls or ",

@@ -149,7 +149,8 @@ class TestTeachers:
         assert "PlainTextAdapter" in warning
 
     @pytest.mark.parametrize(
-        ("error", "fix"), [(lm15.ContextLengthError, "max_demo_tokens"), (lm15.RateLimitError, "num_threads")]
+        ("error", "fix"),
+        [(lm15.ContextLengthError, "max_demo_tokens"), (lm15.RateLimitError, "num_threads")],
     )
     def test_provider_errors_are_reported_with_a_fix(self, caplog, error, fix):
         def fail():

@@ -72,7 +72,9 @@ class TestChoice:
     @pytest.mark.parametrize("retrieves", [False, True])
     def test_outputs_that_the_metric_needs_for_any_of_the_first_examples_are_required(self, retrieves):
         def explained_if_positive(example, prediction, trace=None):
-            return exact(example, prediction) and (example.label == "negative" or prediction.reasoning != "?")
+            return exact(example, prediction) and (
+                example.label == "negative" or prediction.reasoning != "?"
+            )
 
         engine = Engine()
         direct = student(demos=[])
@@ -81,7 +83,9 @@ class TestChoice:
             with using(engine, "fake/x"):
                 direct = optimizer.compile(direct, trainset=EXAMPLES)
         candidates = {"reasoned": classifier(module=dspy.ChainOfThought), "direct": direct}
-        with pytest.raises(ValueError, match=r"'direct'.* must have the outputs of 'reasoned'.*'reasoning'"):
+        with pytest.raises(
+            ValueError, match=r"'direct'.* must have the outputs of 'reasoned'.*'reasoning'"
+        ):
             chosen(engine, candidates, explained_if_positive)
         assert not engine.prompts
 

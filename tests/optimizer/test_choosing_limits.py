@@ -177,7 +177,9 @@ class TestLimits:
         def broken(self, text):
             raise LookupError(text)
 
-        choice = chosen(Engine(), {**programs(), "broken": Program(broken, inner=student())}, max_errors=200)
+        choice = chosen(
+            Engine(), {**programs(), "broken": Program(broken, inner=student())}, max_errors=200
+        )
         assert choice.name != "broken"
         assert [error.type for error in choice.report.errors] == ["LookupError"]
 

@@ -60,7 +60,9 @@ def multiset(program):
 
 def prompts(program):
     adapter = dspy.ChatAdapter()
-    return [adapter.format_demos(predictor.signature, predictor.demos) for predictor in program.predictors()]
+    return [
+        adapter.format_demos(predictor.signature, predictor.demos) for predictor in program.predictors()
+    ]
 
 
 def check(shape, make, student, folder):

@@ -180,7 +180,9 @@ class TestEstimate:
         program = dspy.Predict("question -> answer: Optional[str]")
         estimates = {}
         for answer in (None, "short"):
-            trainset = [dspy.Example(example, answer=answer).with_inputs("question") for example in EXAMPLES]
+            trainset = [
+                dspy.Example(example, answer=answer).with_inputs("question") for example in EXAMPLES
+            ]
             fewshot = PLFewShot(exact_match, max_metric_calls=200)
             estimates[answer] = [
                 fewshot.estimate(program, trainset=trainset),
@@ -273,7 +275,9 @@ class TestEstimate:
         with dspy.context(adapter=PlainTextAdapter()):
             estimate = PLReorder(exact_match).estimate(student(), trainset=EXAMPLES)
         answer = litellm.token_counter("gpt-4o", text="answer 0")
-        more = estimate.cost - PROMPT * estimate.prompt_tokens - COMPLETION * answer * estimate.program_calls
+        more = (
+            estimate.cost - PROMPT * estimate.prompt_tokens - COMPLETION * answer * estimate.program_calls
+        )
         assert 0 <= more <= COMPLETION * 6 * estimate.program_calls
 
     @pytest.mark.parametrize(("kind", "demos"), [(PLReorder, 6), (PLFewShot, 0), (TopKOrder, 6)])
@@ -365,7 +369,9 @@ class TestEstimateOfFunctions:
         assert limited.affordable_calls == pytest.approx(full.program_calls / 2, abs=1)
 
     def test_arguments_are_checked_as_in_the_call(self, engine):
-        with pytest.raises(TypeError, match="must be headroom or choose_program; got PLReorder: pass one of"):
+        with pytest.raises(
+            TypeError, match="must be headroom or choose_program; got PLReorder: pass one of"
+        ):
             estimate(PLReorder, student(), EXAMPLES)
         with pytest.raises(TypeError, match="missing a required argument: 'trainset'"):
             estimate(headroom, student(), exact_match)

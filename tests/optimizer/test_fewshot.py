@@ -245,7 +245,11 @@ class TestBadInput:
             ({"candidates": [{"other": "x"}]}, {}, "no demos to choose from"),
             ({"candidates": EXAMPLES}, {}, "pass more examples, or fewer demos"),
             ({}, {"trainset": EXAMPLES[:1]}, "trainset must have enough distinct inputs"),
-            ({}, {"trainset": EXAMPLES[:1] * 30}, "distinct inputs .* got 1 such input in 30 examples: add"),
+            (
+                {},
+                {"trainset": EXAMPLES[:1] * 30},
+                "distinct inputs .* got 1 such input in 30 examples: add",
+            ),
             ({}, {"trainset": EXAMPLES[:2]}, "trainset must have enough distinct inputs"),
         ):
             with pytest.raises((ValueError, TypeError), match=message):

@@ -190,7 +190,9 @@ def front_of(candidates, returned):
         max_demos=2,
         max_tokens=None,
         rivals=[Rival("theirs", other)],
-        alternatives={"self": [Instruction(program.signature.instructions, "") for program in (own, other)]},
+        alternatives={
+            "self": [Instruction(program.signature.instructions, "") for program in (own, other)]
+        },
     )
     (program,) = slots.rivals
     expected = []

@@ -109,7 +109,9 @@ class TestLevers:
         own = {texts for texts in prompts if all("demo " in text for text in texts[::2])}
         assert len(own) == 4
         assert result.noise_shares.keys() == {"other orders", "other sets"}
-        assert f"{result.noise_shares['other sets']:.0%} of the variance between sets is noise" in str(result)
+        assert f"{result.noise_shares['other sets']:.0%} of the variance between sets is noise" in str(
+            result
+        )
 
     def test_nearest_demos_are_advised_if_they_help(self):
         """Each question has three similar questions with the same answer."""
@@ -132,7 +134,9 @@ class TestLevers:
             lever(result, "random demos").gain, abs=0.1
         )
         assert result.advice.startswith("The largest proven gain is that of 'instructions[0]'")
-        assert result.advice.endswith("random demos and this instruction: run PLFewShot(instructions=[...]).")
+        assert result.advice.endswith(
+            "random demos and this instruction: run PLFewShot(instructions=[...])."
+        )
         assert engine.num_calls == 300
         assert QUESTION.signature.instructions == dspy.Signature("question -> answer").instructions
 
@@ -247,7 +251,9 @@ class TestUnreadReplies:
         assert result.num_unread == result.num_examples == 37
         assert {changed.num_unread for changed in result.levers} == {0}
         line = "37 of 37 replies of your program could not be parsed and count as wrong. To fix this, "
-        assert str(result).splitlines()[-2].startswith(line + "try another adapter, show demos, or increase")
+        assert (
+            str(result).splitlines()[-2].startswith(line + "try another adapter, show demos, or increase")
+        )
 
     def test_they_are_reported_for_each_lever(self):
         engine = demo_engine(share=0.8, mumbles=lambda texts: len(texts) == 1)

@@ -63,7 +63,9 @@ def test_examples_that_cannot_become_demos_are_reported(caplog):
     def metric(example, prediction, trace=None):
         return example.gold == prediction.answer
 
-    rows = [dspy.Example(question=row.question, gold=row.answer).with_inputs("question") for row in EXAMPLES]
+    rows = [
+        dspy.Example(question=row.question, gold=row.answer).with_inputs("question") for row in EXAMPLES
+    ]
     program = dspy.Predict("question -> answer")
     warnings = warnings_before_calls(caplog, lambda: PLFewShot(metric).compile(program, trainset=rows))
     message = "can show none of the 15 examples that may become demos"

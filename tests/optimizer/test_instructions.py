@@ -702,7 +702,9 @@ class TestProposalsFromFailures:
             _, report, _ = revising(engine=proposer, log_dir=tmp_path, max_errors=1)
             calls = engine.num_calls
             _, again, _ = revising(engine=proposer, log_dir=tmp_path, max_errors=1)
-        assert "without an instruction for self from failures, because the prompt model failed" in caplog.text
+        assert (
+            "without an instruction for self from failures, because the prompt model failed" in caplog.text
+        )
         (error,) = (error for error in report.errors if error.outcome == "gave no instruction")
         assert error.examples == ["instruction for self from failures"]
         assert calls == report.program_calls["total"] == engine.num_calls

@@ -9,7 +9,9 @@ from plr_dspy import PLFewShot, PLReorder, estimate, headroom
 from plr_dspy.errors import MetricError
 
 EXAMPLES = questions(60)
-MESSAGE = r"the metric reads the field 'gold', which no example has; the columns are \['question', 'answer'\]"
+MESSAGE = (
+    r"the metric reads the field 'gold', which no example has; the columns are \['question', 'answer'\]"
+)
 
 
 def reads_gold_first(example, prediction, trace=None):

@@ -103,7 +103,9 @@ def test_after_an_outage_the_same_log_dir_gives_the_result_of_an_undisturbed_run
         failing.is_broken = False
         caplog.clear()
         report = chosen(tmp_path, kind, **options)
-    again = rf"{num_failed} calls? that failed for a reason outside the program \({cause}\) will be repeated"
+    again = (
+        rf"{num_failed} calls? that failed for a reason outside the program \({cause}\) will be repeated"
+    )
     assert re.search(again, caplog.text)
     assert comparable(report) == comparable(uninterrupted)
     assert engine.num_calls == uninterrupted.program_calls["total"] + num_failed

@@ -47,7 +47,9 @@ class CountingEngine(OrderSensitiveEngine):
         """Count each prompt's tokens after the messages that the previous prompt also had."""
         total = 0
         for last, prompt in itertools.pairwise([[], *self.prompts]):
-            shared = [message for message, other in zip(prompt[:-1], last, strict=False) if message == other]
+            shared = [
+                message for message, other in zip(prompt[:-1], last, strict=False) if message == other
+            ]
             total += self._count(prompt) - self._count([*shared, *prompt[-1:]]) + self._count(prompt[-1:])
         return total
 
@@ -61,7 +63,9 @@ def compiled(engine, **options):
 
 
 def pool_slots():
-    demos = [PooledDemo(dspy.Example(example), f"trainset[{i}]", 9) for i, example in enumerate(EXAMPLES[:4])]
+    demos = [
+        PooledDemo(dspy.Example(example), f"trainset[{i}]", 9) for i, example in enumerate(EXAMPLES[:4])
+    ]
     program = dspy.Predict("question -> answer")
     return PoolSlots(program, {"self": demos}, min_demos=0, max_demos=4, max_tokens=None)
 
@@ -147,7 +151,9 @@ class TestUncachedTokens:
         with dspy.context(lm=lm_of(CountingEngine(), model), adapter=dspy.ChatAdapter()):
             estimate = optimizer.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES)
         assert estimate.new_prompt_tokens == pytest.approx(report.new_prompt_tokens, rel=0.3)
-        assert f"({estimate.new_prompt_tokens:,} uncached if the server has a prefix cache)" in str(estimate)
+        assert f"({estimate.new_prompt_tokens:,} uncached if the server has a prefix cache)" in str(
+            estimate
+        )
         assert 0 < estimate.cost_with_cache < estimate.cost
 
 
@@ -193,7 +199,9 @@ class TestSharedDemos:
         asked = search.ask()
         assert len(set(asked)) == len(asked) == 30
         assert asked[0] == ((),)
-        new_items = [num_new_items(last, ordering) for last, ordering in itertools.pairwise(by_prefix(asked))]
+        new_items = [
+            num_new_items(last, ordering) for last, ordering in itertools.pairwise(by_prefix(asked))
+        ]
         assert sum(new_items) <= 2 * len(asked)
         shown = set(itertools.chain.from_iterable(items for (items,) in asked))
         assert len(shown) >= 35

@@ -17,7 +17,16 @@ import label_world
 import orjson
 import pytest
 from dspy import lm15
-from fakes import OrderSensitiveEngine, engine_for, exact_match, failure, interrupt, lm_of, questions, student
+from fakes import (
+    OrderSensitiveEngine,
+    engine_for,
+    exact_match,
+    failure,
+    interrupt,
+    lm_of,
+    questions,
+    student,
+)
 from label_engines import exact
 from label_world import comparable
 

@@ -9,7 +9,15 @@ from label_engines import LABELS, exact, normal
 from label_world import DEMOS, EXAMPLES, Engine, labeled, number, student, two
 
 import plr_dspy
-from plr_dspy import F1, BatchCalibration, ConfusionMetric, PLFewShot, PLReorder, evaluate_programs, headroom
+from plr_dspy import (
+    F1,
+    BatchCalibration,
+    ConfusionMetric,
+    PLFewShot,
+    PLReorder,
+    evaluate_programs,
+    headroom,
+)
 from plr_dspy.statistics.calibration import batch_offsets
 
 RARE = [labeled(f"text {2 * i + (i % 10 == 0)}", LABELS[i % 10 == 0]) for i in range(100)]
@@ -45,7 +53,9 @@ def compiled(kind, metric, *, engine=None, program=None, trainset=RARE, **option
 
 def scored(engine, program, dataset=RARE):
     with using(engine):
-        evaluation = evaluate_programs({"program": program}, F1("positive"), dataset, **every_function.QUIET)
+        evaluation = evaluate_programs(
+            {"program": program}, F1("positive"), dataset, **every_function.QUIET
+        )
         return evaluation.programs["program"].score
 
 

@@ -98,7 +98,8 @@ class TestRaceOfPrograms:
         text = str(report)
         assert "programs, best expected score first:" in text
         assert (
-            f"on {entry.num_examples} examples; replies that could not be parsed: {entry.num_unread}" in text
+            f"on {entry.num_examples} examples; replies that could not be parsed: {entry.num_unread}"
+            in text
         )
         with using(engine):
             evaluation = evaluate_programs(programs, exact_match, EXAMPLES[-20:], display_progress=False)

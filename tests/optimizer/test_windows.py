@@ -89,9 +89,7 @@ def test_the_longest_inputs_and_instructions_are_counted(engine, window):
 
 def test_demos_are_counted_up_to_their_limits(engine, window):
     window(300)
-    fix = (
-        "use fewer or shorter demos, with PLFewShot(max_demos=..., max_demo_tokens=...) or --max-demos on the"
-    )
+    fix = "use fewer or shorter demos, with PLFewShot(max_demos=..., max_demo_tokens=...) or --max-demos on the"
     assert fix in warning_of(fewshot(), student(0))
     for limit in ({"max_demos": 1}, {"max_demo_tokens": 50}):
         assert not warning_of(fewshot(**limit), student(0))

@@ -193,7 +193,9 @@ class TestFewCalls:
         errors = []
         for number, seed in product([10, 40], range(9)):
             rare, usual = [(0.02, 0.02), (0.98, 0.98), (0.9, 0.4)][seed % 3]
-            row, _ = random_of(Chancy({"rare": rare, "usual": usual}, seed), metric, items(number), seed=seed)
+            row, _ = random_of(
+                Chancy({"rare": rare, "usual": usual}, seed), metric, items(number), seed=seed
+            )
             share = 0.5 if isinstance(metric, BalancedAccuracy) else 1 / 3
             errors.append(row.score - (share * rare + (1 - share) * usual))
         assert np.mean(errors) == pytest.approx(0.0, abs=0.05)

@@ -73,7 +73,10 @@ def test_byte_order_marks_blank_lines_and_other_fields_are_ignored(tmp_path):
     ("line", "words"),
     [
         ('{"text": "a", "label": "meh"}', r" must have one of .*'positive'\]; got 'meh'"),
-        ('{"sentence": "a", "label": "positive"}', r" is invalid: (?s:.*)text\n  Field required.*'sentence'"),
+        (
+            '{"sentence": "a", "label": "positive"}',
+            r" is invalid: (?s:.*)text\n  Field required.*'sentence'",
+        ),
         ('{"text": "a", "label": 1}', r" is invalid: (?s:.*)label\n  Input should be a valid string.*=1"),
     ],
 )
@@ -85,7 +88,9 @@ def test_errors_name_invalid_lines(tmp_path, line, words):
         load(MR, data_dir=tmp_path)
 
 
-@pytest.mark.parametrize("content", [b'{"text": "a", ', b'{"text": "caf\xe9", "label": "positive"}', b"[1]"])
+@pytest.mark.parametrize(
+    "content", [b'{"text": "a", ', b'{"text": "caf\xe9", "label": "positive"}', b"[1]"]
+)
 def test_errors_name_unreadable_files(tmp_path, content):
     write(tmp_path, MR, some(MR, 0), some(MR, 10))
     (tmp_path / "mr_train.jsonl").write_bytes(content)

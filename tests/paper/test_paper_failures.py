@@ -73,7 +73,9 @@ def test_held_out_scores_of_other_examples_are_not_reused(server, tmp_path):
     with ServedModel("hosted_vllm/fake", (server.api_base,)).open(format="plain") as make_lm:
         for examples in (reviews[:4], reviews[:4], reviews[4:8]):
             with dspy.context(lm=make_lm(8), adapter=PlainTextAdapter()):
-                HeldOut(program, metric=accuracy, examples=examples, folder=tmp_path, num_threads=1).scores()
+                HeldOut(
+                    program, metric=accuracy, examples=examples, folder=tmp_path, num_threads=1
+                ).scores()
             calls.append(server.num_requests)
     assert calls == [4, 4, 8]
 
@@ -157,7 +159,9 @@ def test_a_killed_grid_leaves_no_workers_and_resumes(server, data, tmp_path, in_
     workers = children(grid.pid)
     os.kill(grid.pid, number)
     grid.join(30)
-    deadline = time.monotonic() + 120  # Ray's daemons check only occasionally whether their parent is alive.
+    deadline = (
+        time.monotonic() + 120
+    )  # Ray's daemons check only occasionally whether their parent is alive.
     while any(map(alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [pid for pid in workers if alive(pid)]
@@ -174,4 +178,7 @@ def test_a_killed_grid_leaves_no_workers_and_resumes(server, data, tmp_path, in_
     assert calls < num_calls
     others = in_one_go(arguments(server, data, tmp_path / "again", "--seeds", "1", "2", **more))
     for result in read_results(out / RESULTS):
-        assert (result.orderings, result.scores) == (others[result.run].orderings, others[result.run].scores)
+        assert (result.orderings, result.scores) == (
+            others[result.run].orderings,
+            others[result.run].scores,
+        )

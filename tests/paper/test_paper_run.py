@@ -100,7 +100,8 @@ def test_all_orders_are_scored_with_their_probabilities(data, ranked_folder):
         assert set(ranking.orders) == set(itertools.permutations(range(3)))
         assert sum(map(math.exp, ranking.log_probabilities)) == pytest.approx(1)
         assert (
-            dict(zip(ranking.orders, ranking.accuracies, strict=True))[result.orderings[0]] == result.accuracy
+            dict(zip(ranking.orders, ranking.accuracies, strict=True))[result.orderings[0]]
+            == result.accuracy
         )
         assert result.program_calls["total"] + 7 * HELD_OUT <= count_calls(experiment, name)
     for seed in (1, 2):

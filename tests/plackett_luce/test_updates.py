@@ -89,7 +89,9 @@ def adam_of_torch(rule, start, elites, weights):
 class TestFit:
     @pytest.mark.parametrize("l2", [0.0, 0.3])
     @pytest.mark.parametrize("shape", [(5,), (3, 5)])
-    @pytest.mark.parametrize("rows", [[[0, 1, 2, 3, 4], [4, 2, 0, 3, 1]], [[3, 1], [], [4, 0, 2, 1, 3], [2]]])
+    @pytest.mark.parametrize(
+        "rows", [[[0, 1, 2, 3, 4], [4, 2, 0, 3, 1]], [[3, 1], [], [4, 0, 2, 1, 3], [2]]]
+    )
     def test_agrees_with_torch(self, shape, l2, rows):
         generator = torch.Generator().manual_seed(len(shape))
         start = torch.randn(shape, dtype=torch.float64, generator=generator)

@@ -106,7 +106,9 @@ def test_the_constant_answer_has_the_outputs_type_and_ignores_other_columns(
 ):
     program = Program(
         lambda self, text: dspy.Prediction(label=answer),
-        classify=dspy.Predict(dspy.Signature("text -> label").with_updated_fields("label", type_=annotation)),
+        classify=dspy.Predict(
+            dspy.Signature("text -> label").with_updated_fields("label", type_=annotation)
+        ),
     )
     devset = []
     for number, label in enumerate([labels[0], *labels, labels[0]]):

@@ -136,7 +136,8 @@ def test_the_interval_for_a_difference_includes_it_if_no_reply_could_be_parsed(m
     """If no reply has a label, the linear approximation of a metric over a set is poor."""
     labels = ["a" if i % 5 == 0 else "b" for i in range(40)]
     devset = [
-        dspy.Example(question=str(i), answer=label).with_inputs("question") for i, label in enumerate(labels)
+        dspy.Example(question=str(i), answer=label).with_inputs("question")
+        for i, label in enumerate(labels)
     ]
 
     def unreadable(self, question):

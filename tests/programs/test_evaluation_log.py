@@ -125,7 +125,9 @@ class TestLogFolder:
         message = "its calls were made by an optimizer, not by evaluate_programs. Pass another log_dir.$"
         if first == "evaluate":
             runs.reverse()
-            message = "its calls were made by evaluate_programs, not by an optimizer. Pass another log_dir.$"
+            message = (
+                "its calls were made by evaluate_programs, not by an optimizer. Pass another log_dir.$"
+            )
         run, other = runs
         run()
         num_calls = engine.requests

@@ -44,7 +44,9 @@ class TwoSteps(dspy.Module):
 def with_demos(program, *values):
     """Give each predictor one demo for each value, with this value in all fields. Return the program."""
     for predictor in program.predictors():
-        predictor.demos = [dspy.Example(dict.fromkeys(predictor.signature.fields, value)) for value in values]
+        predictor.demos = [
+            dspy.Example(dict.fromkeys(predictor.signature.fields, value)) for value in values
+        ]
     return program
 
 
@@ -159,7 +161,9 @@ def test_langchain_fills_the_messages():
     assert template.input_variables == ["question"]
     for text in AWKWARD:
         messages = template.format_messages(question=text)
-        assert [message.content for message in messages] == [m["content"] for m in prompt.fill(question=text)]
+        assert [message.content for message in messages] == [
+            m["content"] for m in prompt.fill(question=text)
+        ]
         roles = {"system": "system", "human": "user", "ai": "assistant"}
         assert [roles[message.type] for message in messages] == [
             message["role"] for message in prompt.messages
@@ -200,7 +204,10 @@ class FirstWordsAdapter(dspy.ChatAdapter):
         (lambda: CalibratedProgram(dspy.Predict("text -> label: bool")), "export program.program"),
         (retrieving, "compile the program with PLFewShot"),
         (nearest_by_dspy, "compile the program with an optimizer that keeps forward"),
-        (lambda: dspy.Predict("photo: dspy.Image -> label"), "'photo' of predictor 'self' is of type Image"),
+        (
+            lambda: dspy.Predict("photo: dspy.Image -> label"),
+            "'photo' of predictor 'self' is of type Image",
+        ),
         (lambda: dspy.Predict("history: dspy.History, question -> answer"), "is of type History"),
         (lambda: dspy.Predict("tools: list[dspy.Tool] -> answer"), "is of type Tool"),
         (

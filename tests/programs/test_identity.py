@@ -241,7 +241,9 @@ def test_comments_and_blank_lines_do_not_change_the_digest():
 
 
 def test_other_code_on_the_line_of_a_lambda_does_not_change_the_digest():
-    one, other = (metric_in(f"metric = dict(f=lambda e, p: 1.0, budget={budget})['f']") for budget in (1, 2))
+    one, other = (
+        metric_in(f"metric = dict(f=lambda e, p: 1.0, budget={budget})['f']") for budget in (1, 2)
+    )
     assert digest(one) == digest(other)
 
 
@@ -343,8 +345,18 @@ def digests_of_values():
     def metric(example, prediction, labels={"a", "b", "c"}):  # noqa: B006
         return prediction in {"x", "y", "z"} or labels
 
-    values = {"a": frozenset("abc"), "b": Color.RED, "c": object(), "d": re.compile("x"), "e": np.float32(1)}
-    values_to_digest = [metric, functools.partial(plain, labels={"p", "q", "r"}), Tags(tags={"s", "t", "u"})]
+    values = {
+        "a": frozenset("abc"),
+        "b": Color.RED,
+        "c": object(),
+        "d": re.compile("x"),
+        "e": np.float32(1),
+    }
+    values_to_digest = [
+        metric,
+        functools.partial(plain, labels={"p", "q", "r"}),
+        Tags(tags={"s", "t", "u"}),
+    ]
     values_to_digest += [dspy.Example(values), Judge(), Weighted(1).score, reversed_(plain)]
     values_to_digest += [dspy.ReAct("a -> b", tools=[plain])]
     return list(map(digest, values_to_digest))

@@ -87,7 +87,9 @@ def test_a_warning_names_all_differences(saved, caplog, model, adapter, words):
         assert part in message
 
 
-@pytest.mark.parametrize(("model", "adapter"), [(lm(), ADAPTER), (lm(), None), (None, None), (None, ADAPTER)])
+@pytest.mark.parametrize(
+    ("model", "adapter"), [(lm(), ADAPTER), (lm(), None), (None, None), (None, ADAPTER)]
+)
 def test_there_is_no_warning_without_a_difference(saved, caplog, model, adapter):
     path, make = saved
     assert not warnings_on_loading(caplog, path, make(), lm=model, adapter=adapter)

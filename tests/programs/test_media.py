@@ -99,7 +99,9 @@ class TestIdentity:
     def test_demos_of_a_loaded_program_are_recognized_among_the_examples(self, kind, tmp_path):
         program = dspy.Predict(signature(kind))
         trainset = examples(KINDS[kind])
-        program.demos = [example.copy(question=f"about this: {example.question}") for example in trainset[:3]]
+        program.demos = [
+            example.copy(question=f"about this: {example.question}") for example in trainset[:3]
+        ]
         program.save(tmp_path / "program.json")
         loaded = load_program(dspy.Predict(signature(kind)), tmp_path / "program.json")
         with using(engine()):

@@ -172,7 +172,9 @@ def test_an_input_that_the_program_modifies_is_still_excluded_from_its_demos():
         shown.append(text in demos)
         return [0.5, 0.5]
 
-    optimizer = PLFewShot(exact, demos="retrieved", max_metric_calls=60, max_demos=2, signal="score", **QUIET)
+    optimizer = PLFewShot(
+        exact, demos="retrieved", max_metric_calls=60, max_demos=2, signal="score", **QUIET
+    )
     with using(Engine(probabilities=probabilities)):
         optimizer.compile(Program(run, predict=student(demos=())), trainset=world.trainset)
     assert shown

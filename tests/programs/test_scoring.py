@@ -10,7 +10,16 @@ import dspy
 import numpy as np
 import pytest
 from dspy.utils.exceptions import AdapterParseError
-from fakes import OrderSensitiveEngine, Program, chat_response, exact_match, questions, scored, student, using
+from fakes import (
+    OrderSensitiveEngine,
+    Program,
+    chat_response,
+    exact_match,
+    questions,
+    scored,
+    student,
+    using,
+)
 
 from plr_dspy import evaluate_programs
 from plr_dspy.metrics.by_example import as_score
@@ -276,7 +285,10 @@ def test_repeated_warnings_of_dspy_about_cut_off_replies_are_counted(messages):
     with using(Terse(lambda text: True), max_tokens=7):
         for _ in range(2):
             evaluate_programs({"a": student()}, exact_match, questions(10), display_progress=False)
-        assert [line for line in messages if "truncated" in line] == [CUT, f"10 times in this run: {CUT}"] * 2
+        assert [line for line in messages if "truncated" in line] == [
+            CUT,
+            f"10 times in this run: {CUT}",
+        ] * 2
         student()(question="after the runs")
         student()(question="again")
     assert messages[-2:] == [CUT, CUT]

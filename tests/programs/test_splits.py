@@ -135,7 +135,9 @@ class TestSplits:
         parts = splits(examples)
         assert (len(parts.train), len(parts.selection)) == (8, 2)
 
-    def test_a_valset_is_the_selection_split_and_its_examples_are_removed_from_the_train_split(self, caplog):
+    def test_a_valset_is_the_selection_split_and_its_examples_are_removed_from_the_train_split(
+        self, caplog
+    ):
         examples = questions(50)
         parts = splits(examples, [*examples[40:], examples[40]], [examples[0], examples[41]])
         # Duplicates and examples used as demos are omitted.

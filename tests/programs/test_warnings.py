@@ -72,8 +72,16 @@ def run_with_small_budget(name, program, metric, rows):
     [
         (exact_match, NAMED_OTHERWISE, r"the columns are \['question', 'label'\].*rename .* to 'answer'$"),
         (F1("yes"), NAMED_OTHERWISE, r"compares the field 'label' .*outputs are \['answer'\].*rename"),
-        (F1("yes", field="answer"), NAMED_OTHERWISE, r"no example has a label in 'answer'.*'label'.*rename"),
-        (F1("yes"), PARTLY_EMPTY, r"20 of 60 examples have no label in 'answer'.*\w+\[2\]: drop these rows"),
+        (
+            F1("yes", field="answer"),
+            NAMED_OTHERWISE,
+            r"no example has a label in 'answer'.*'label'.*rename",
+        ),
+        (
+            F1("yes"),
+            PARTLY_EMPTY,
+            r"20 of 60 examples have no label in 'answer'.*\w+\[2\]: drop these rows",
+        ),
         (F1("yes"), columns(answer=["yes", "no", math.nan]), "20 of 60 examples have no label"),
         (F1("yes"), columns(answer=["yes", "no"], note=["a"]), "exactly one non-input field"),
         (
@@ -365,7 +373,9 @@ def test_calibration_needs_no_labels(caplog):
     for options in ({}, {"prior": {"yes": 0.5, "no": 0.5}}):
         trainset = rows("Yes") if options else unlabeled
         with using(engine_for(EXAMPLES)), pytest.raises(NoProbabilities):
-            BatchCalibration(display_progress=False, **options).compile(program_of(LABEL), trainset=trainset)
+            BatchCalibration(display_progress=False, **options).compile(
+                program_of(LABEL), trainset=trainset
+            )
     assert "label" not in caplog.text
 
 

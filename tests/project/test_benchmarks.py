@@ -67,7 +67,9 @@ def run(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["x", *places, *arguments])
         before = requests()
         live.main()
-        table = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+        table = [
+            line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")
+        ]
         return [[cells[0], *cells[2:5], *cells[7:]] for cells in table], requests() - before
 
     return of

@@ -275,7 +275,9 @@ def test_the_docs_name_every_benchmark_and_only_existing_programs():
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     named = set(re.findall(r"python\s+((?:benchmarks|examples)/\w+\.py)", text))
     assert not [name for name in sorted(named) if not (ROOT / name).is_file()]
-    commands = [path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text("utf-8")]
+    commands = [
+        path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text("utf-8")
+    ]
     assert {f"benchmarks/{path.name}" for path in commands} <= named
 
 

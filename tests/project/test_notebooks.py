@@ -12,7 +12,10 @@ METRICS = 'urllib.request.urlopen(base.removesuffix("/v1") + "/metrics").read().
 FAKE = {"from plr_dspy.local import local_lm": "from notebook_runs import local_lm"}
 SHORTER = {
     "01_quickstart.ipynb": FAKE,
-    "02_what_it_learns.ipynb": {"for seed in range(5)": "for seed in range(1)", "[1, 2, 3, 4, 6]": "[1, 2]"},
+    "02_what_it_learns.ipynb": {
+        "for seed in range(5)": "for seed in range(1)",
+        "[1, 2, 3, 4, 6]": "[1, 2]",
+    },
     "03_compare_methods.ipynb": FAKE | {"BUDGET = 400": "BUDGET = 100", "range(8)": "range(2)"},
     "04_several_predictors_vllm.ipynb": {
         "import LocalServer": "import LocalServer\nfrom notebook_runs import local_lm",

@@ -73,7 +73,9 @@ REPORTS = {
     "nothing to compare": lambda: compiled(student(1)),
     "interrupted in a round": lambda: compiled(lm=lm_of(engine_for(EXAMPLES, at=INTERRUPTED))),
     "the order given": lambda: compiled(kind=StaticOrder),
-    "by labels": lambda: by_hand(comparison=None, settings={"scored_on": "probing inputs", "method": "PDO"}),
+    "by labels": lambda: by_hand(
+        comparison=None, settings={"scored_on": "probing inputs", "method": "PDO"}
+    ),
 }
 
 
@@ -147,9 +149,7 @@ class TestData:
         assert Report.load(path) == chosen
         for version in (22, 26):
             path.write_text(json.dumps(data | {"schema_version": version}))
-            message = (
-                rf"must have a schema version from 23 to 25; got {version}: load it with the plr_dspy version"
-            )
+            message = rf"must have a schema version from 23 to 25; got {version}: load it with the plr_dspy version"
             with pytest.raises(ValueError, match=message):
                 Report.load(path)
 
@@ -290,7 +290,9 @@ class TestText:
         report = by_hand()
         over = {**dict(report.comparison), "name": "theirs", "expected_gain": 0.03, "probability": 0.8}
         text = " ".join(str(by_hand(over_best_own=over)).split())
-        assert "gain over 'theirs' +0.030 [+0.050, +0.150], better with probability 0.80, worse with" in text
+        assert (
+            "gain over 'theirs' +0.030 [+0.050, +0.150], better with probability 0.80, worse with" in text
+        )
 
     def test_a_calibrated_program_states_the_assumed_label_shares(self):
         applied = CalibrationEffect(
@@ -379,7 +381,9 @@ class TestText:
             "do better than 8 random demos, calibrated\nBatchCalibration(metric=F1(label='b')) calibrates"
             in text
         )
-        assert "calibrates your program, or random demos, without a search: compare the results with" in text
+        assert (
+            "calibrates your program, or random demos, without a search: compare the results with" in text
+        )
         assert "BatchCalibration" not in str(by_hand([0, 1], random=random))
 
     @pytest.mark.parametrize(("calibrated", "advised"), [(0.9, True), (0.82, False)])
@@ -693,6 +697,8 @@ def test_calls_that_make_demos_are_counted_apart():
 
 def test_a_kept_program_has_a_reason_if_calls_were_made():
     calls = {"search": 67, "race": 0, "final": 0, "total": 67, "resumed": 0}
-    same = by_hand(comparison=None, candidates=[], program_calls=calls, stop_reason=StopReason.NO_DIFFERENCE)
+    same = by_hand(
+        comparison=None, candidates=[], program_calls=calls, stop_reason=StopReason.NO_DIFFERENCE
+    )
     kept = same.model_copy(update={"slots": [], "returned": same.original})
     assert "your program is kept: no prompt scored higher than another" in str(kept)

@@ -160,7 +160,13 @@ class TestLeaks:
         asked = questions(40)
         step = dspy.ChainOfThought("question -> answer")
         engine = engine_for(asked)
-        options = {"candidates": "both", "max_demos": 8, "max_metric_calls": 60, "seed": seed, "metric": F1()}
+        options = {
+            "candidates": "both",
+            "max_demos": 8,
+            "max_metric_calls": 60,
+            "seed": seed,
+            "metric": F1(),
+        }
         compiled(engine, student=step, trainset=asked, **options)
 
     def test_no_leak_in_inner_predictors_with_derived_inputs(self):
@@ -238,7 +244,9 @@ class TestChoice:
         assert score > 90
 
     @pytest.mark.parametrize("likeness_helps", [False, True])
-    def test_the_final_comparison_includes_the_best_retrieved_and_the_best_fixed_demos(self, likeness_helps):
+    def test_the_final_comparison_includes_the_best_retrieved_and_the_best_fixed_demos(
+        self, likeness_helps
+    ):
         engine = engine_for(examples())
         if likeness_helps:
             engine = by_color()

@@ -43,7 +43,9 @@ def terminal(monkeypatch, capsys):
 
 def compiled(kind=PLReorder, metric=exact_match, *, num_demos=5, handlers=(), **options):
     """Compile with only these log handlers, and return the optimizer."""
-    program = dspy.LabeledFewShot(k=num_demos).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    program = dspy.LabeledFewShot(k=num_demos).compile(
+        dspy.Predict("question -> answer"), trainset=EXAMPLES
+    )
     optimizer = kind(metric, **{"max_metric_calls": 200, "num_threads": 2, **options})
     with mock.patch.object(logging.root, "handlers", list(handlers)):
         optimizer.compile(program, trainset=EXAMPLES)

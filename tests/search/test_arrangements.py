@@ -9,7 +9,14 @@ from landscapes import ArrangementWorld
 from replay import Pool, compile_with, halving
 from worlds import play
 
-from plr_dspy import CrossEntropySearch, MaximumLikelihood, MixtureEM, OrderingSpace, RankEMA, ThompsonSearch
+from plr_dspy import (
+    CrossEntropySearch,
+    MaximumLikelihood,
+    MixtureEM,
+    OrderingSpace,
+    RankEMA,
+    ThompsonSearch,
+)
 from plr_dspy.search.model.ordering_model import OrderingModel
 
 SPACE = OrderingSpace.of_sizes(12, max_length=4, identity=((),))

@@ -131,7 +131,11 @@ def test_a_choice_has_a_main_effect_and_interacts_with_the_number_of_items():
     features = Features(space)
     assert features.names == [*FAMILIES[:5], *CHOICE_FAMILIES]
     by_name = dict(
-        zip(features.names, features([((), (0,), (0,)), ((), (2,), (0,)), ((1, 3), (2,), (0,))]), strict=True)
+        zip(
+            features.names,
+            features([((), (0,), (0,)), ((), (2,), (0,)), ((1, 3), (2,), (0,))]),
+            strict=True,
+        )
     )
     demos = Features(OrderingSpace.of_sizes(5, max_length=3))
     for name, values in zip(demos.names, demos([((),), ((),), ((1, 3),)]), strict=True):

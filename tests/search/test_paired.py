@@ -34,7 +34,9 @@ def test_results_do_not_depend_on_the_scale_of_scores(scale):
     table[2] = np.maximum(table[2], table[1])
     process = PairedProcess(ScoreTable(table))
     scaled = PairedProcess(ScoreTable(scale * table + 5.0 * scale))
-    for value, expected in zip(scaled.gains(0).summary()[1:3], process.gains(0).summary()[1:3], strict=True):
+    for value, expected in zip(
+        scaled.gains(0).summary()[1:3], process.gains(0).summary()[1:3], strict=True
+    ):
         np.testing.assert_allclose(value, expected, rtol=1e-6)
     np.testing.assert_allclose(scaled.improvements(0, 400), process.improvements(0, 400), rtol=1e-6)
     np.testing.assert_allclose(scaled.mean, scale * (process.mean + 5.0), rtol=1e-9)

@@ -264,7 +264,9 @@ class TestLearning:
 
     @settings(deadline=None, max_examples=6)
     @given(
-        st.sampled_from([World(missing=0.3), BiasedWorld(gain=0.5)]), st.floats(-99, 99), st.floats(0.01, 99)
+        st.sampled_from([World(missing=0.3), BiasedWorld(gain=0.5)]),
+        st.floats(-99, 99),
+        st.floats(0.01, 99),
     )
     def test_scores_may_have_any_scale(self, world, shift, scale):
         first = world.fit()

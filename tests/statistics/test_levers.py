@@ -53,7 +53,9 @@ def test_an_instruction_is_compared_with_the_same_demos_without_it(has_demos):
     """A useless instruction is not recommended. A good instruction is recommended even if demos help too."""
     world = benchmark.World(has_demos, accuracy=0.4, demos=0.2, sets=0.15, instruction=0.0, num_examples=75)
     assert benchmark.results(world, FEWER_TABLES)["instructed"][0] < 0.08
-    world = benchmark.World(has_demos, accuracy=0.4, demos=0.15, sets=0.05, instruction=0.2, num_examples=75)
+    world = benchmark.World(
+        has_demos, accuracy=0.4, demos=0.15, sets=0.05, instruction=0.2, num_examples=75
+    )
     assert benchmark.results(world, FEWER_TABLES)["instructed"][0] > 0.5
 
 

@@ -131,7 +131,9 @@ class ResponseEffects:
         noise = self.noise
         directions = self._directions
         num_contrasts = len(self._contrasts)
-        bias_priors = self._label_bias_variance + np.where(self._is_outsider, OUTSIDER_LABEL_BIAS, 0.0)  # [m]
+        bias_priors = self._label_bias_variance + np.where(
+            self._is_outsider, OUTSIDER_LABEL_BIAS, 0.0
+        )  # [m]
         slope_priors = self._slope_variance + np.where(self._is_outsider, OUTSIDER_SLOPE, 0.0)  # [m]
         examples, example_variances = self._examples_without_own_cell()
         weights = self._known * noise / (noise + example_variances)  # [m, E]
@@ -164,7 +166,9 @@ class ResponseEffects:
         """
         own_precision = self._known / self.noise
         precision = 1.0 / self.example_variances - own_precision
-        scaled = (self._examples / self.example_variances)[:, None] - own_precision * self._example_responses
+        scaled = (self._examples / self.example_variances)[
+            :, None
+        ] - own_precision * self._example_responses
         return scaled / precision, 1.0 / precision
 
     def _fit_noise(self) -> None:

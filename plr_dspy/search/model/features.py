@@ -95,7 +95,9 @@ class Features:
 class _Block:
     """A callable that maps orderings to the features of one block."""
 
-    def __init__(self, space: OrderingSpace, number: int, classes: Sequence[int], *, num_blocks: int) -> None:
+    def __init__(
+        self, space: OrderingSpace, number: int, classes: Sequence[int], *, num_blocks: int
+    ) -> None:
         self._number = number
         self._size = space.sizes[number]
         self._max_length = space.limits[number][1]
@@ -153,7 +155,9 @@ class _Choice:
         size = space.sizes[number]
         self._items = np.eye(size) - 1.0 / size
 
-    def __call__(self, orderings: Sequence[Ordering], blocks: Sequence[dict[str, Array]]) -> dict[str, Array]:
+    def __call__(
+        self, orderings: Sequence[Ordering], blocks: Sequence[dict[str, Array]]
+    ) -> dict[str, Array]:
         """Return the unscaled features of each family, given the features of non-choice `blocks`."""
         chosen = self._items[[ordering[self._number][0] for ordering in orderings]]
         families = {"choice": chosen}

@@ -106,7 +106,9 @@ class Gains(NamedTuple):
         """
         variances = np.where(self.possible, self.variances, 0.0)
         deviations = np.where(self.possible, np.sqrt(np.maximum(variances, 1e-18)), 1.0)
-        above = np.where(self.possible, special.ndtr((self.means + margin) / deviations), float(margin > 0.0))
+        above = np.where(
+            self.possible, special.ndtr((self.means + margin) / deviations), float(margin > 0.0)
+        )
         below: Array = self.possible * (1.0 - above)
         expected = self.probabilities @ self.means
         total_variances = self.probabilities @ (variances + self.means**2) - expected**2

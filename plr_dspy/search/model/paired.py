@@ -31,7 +31,9 @@ PRIOR_OUTSIDER = 0.5  # prior probability that one program is an outsider, given
 OUTSIDER_DEVIATION = 0.2  # additional prior standard deviation of an outsider's effect
 PRIOR_EXAMPLES = 50.0  # weight of the prior that errors are independent, as a number of examples
 MAX_ROUNDING = 1e-9  # maximum relative deviation of scores that differ only by rounding errors
-MIN_VARIANCE = 0.02  # minimum variance of errors, because equal scores on a few examples may be due to chance
+MIN_VARIANCE = (
+    0.02  # minimum variance of errors, because equal scores on a few examples may be due to chance
+)
 
 
 class PairedProcess:
@@ -85,7 +87,11 @@ class PairedProcess:
         return np.asarray(self.unshrunk.mean() + expected - expected.mean())
 
     def gains(
-        self, reference: int, *, outsider_scales: Sequence[float] = OUTSIDER_SCALES, may_differ: bool = False
+        self,
+        reference: int,
+        *,
+        outsider_scales: Sequence[float] = OUTSIDER_SCALES,
+        may_differ: bool = False,
     ) -> Gains:
         """Return the gains of the programs over a reference on new examples.
 
@@ -111,7 +117,10 @@ class PairedProcess:
         variances = [np.zeros(size)]
         for deviation in EFFECT_DEVIATIONS:
             equal = np.full(size, deviation**2)
-            probabilities += [(1.0 - PRIOR_OUTSIDER) * weight, *np.full(size, PRIOR_OUTSIDER * weight / size)]
+            probabilities += [
+                (1.0 - PRIOR_OUTSIDER) * weight,
+                *np.full(size, PRIOR_OUTSIDER * weight / size),
+            ]
             variances += [equal, *(equal + OUTSIDER_DEVIATION**2 * np.eye(size))]
         priors = np.array(variances)[:, :, None] * np.eye(size)
         return np.array(probabilities), priors

@@ -264,7 +264,11 @@ class AdditiveProcess:
         return self._unit * (linear(self._all_features(features), self.fit.weights) + self._level)
 
     def gains(
-        self, reference: int, *, outsider_scales: Sequence[float] = OUTSIDER_SCALES, may_differ: bool = False
+        self,
+        reference: int,
+        *,
+        outsider_scales: Sequence[float] = OUTSIDER_SCALES,
+        may_differ: bool = False,
     ) -> Gains:
         """Return the gains of fitted orderings over a reference.
 

@@ -58,7 +58,9 @@ class ResponseModel:
         self.num_examples = len(self._weights.columns)
         every_example = np.arange(len(calls.scored.examples))
         read_scores = self.answers.expected_scores(self._logits.effects, every_example, self._weights.all)
-        self._read_means: Array = np.asarray(read_scores[:, self._weights.columns] @ self._weights.of_columns)
+        self._read_means: Array = np.asarray(
+            read_scores[:, self._weights.columns] @ self._weights.of_columns
+        )
         self.means = self._unread.mixed(self._read_means, self._unread.shares)
         self.mean_variances = self._variances_of_means()
         self.expected = self._expected_of_calls(read_scores)
