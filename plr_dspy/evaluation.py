@@ -248,7 +248,7 @@ def _warn_of_identical_programs(rivals: Sequence[Rival]) -> None:
 
 
 def _identity(metrics: Mapping[str, Metric], devset: Examples) -> dict[str, object]:
-    """Return the facts, except the programs, that determine the scores. The log's keys identify programs."""
+    """Return the facts that determine the scores. Omit the programs, because the log's keys identify them."""
     facts: dict[str, object] = {FUNCTION_FACT: evaluate_programs.__name__}
     facts |= {f"the metric {name}".strip(): digest(metric) for name, metric in metrics.items()}
     return {
@@ -284,7 +284,7 @@ class _ProgramRun(MetricWork):
         )
 
     def warn_of_errors(self) -> None:
-        """Warn if errors of the model are scored as incorrect answers."""
+        """Warn if calls are scored as incorrect because of an error such as an exceeded context window."""
         unread = [record for record in self.records if record.outcome == WRONG]
         errors = [record.error for record in unread if cause_of(record.error) is not None]
         if errors:

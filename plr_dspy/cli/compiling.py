@@ -319,9 +319,10 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _named_object(reference: str, *, others: str = "") -> Any:
-    """Import and return the object that a reference names. Its file can import modules in the same folder.
+    """Import and return the object that `reference` names.
 
-    `others` describes other valid references, and is added to error messages.
+    The object's file can import modules in its own folder. `others` describes other valid
+    references, for error messages that say what to pass.
     """
     place, _, name = reference.rpartition(":")
     if not place or not name:

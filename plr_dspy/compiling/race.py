@@ -25,8 +25,8 @@ def run_race(
 ) -> list[Candidate]:
     """Race the entrants using successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
-    First, the entrants without calls and the original are scored. Each heat then scores the remaining
-    entrants until all have at least a certain number of scores. It keeps the best share of them
+    First, the original and any entrants without calls are scored. Each heat then scores the remaining
+    entrants until each has the number of scores that the heat requires. It keeps the best share of them
     (`KEPT_SHARE`), but at least the planned number of winners. If a limit interrupts a heat, the
     race ends.
 

@@ -24,11 +24,13 @@ from plr_dspy.retrieval.predict import RetrievingPredict
 
 logger = logging.getLogger(__name__)
 
-# Among at least MIN_REPEATING examples, a label field probably holds free text if the ratio of
-# distinct values to examples exceeds MAX_DISTINCT.
+# A label field probably holds free text if the ratio of distinct values to examples exceeds
+# MAX_DISTINCT. With fewer than MIN_REPEATING examples, this cannot be judged.
 MAX_DISTINCT = 0.5
 MIN_REPEATING = 10
-NUM_SCORED = 3  # number of first examples, and of first complete examples, to score before any call
+# Maximum number of the first examples to score before any call, and of the first examples with values
+# for all outputs.
+NUM_SCORED = 3
 NUM_TRIED = 3  # maximum number of incomplete examples on which a metric is tried before any call
 NAMES_OF_CLASSES = (
     "to get class names from a ClassLabel column, pass the data set itself or as_examples(dataset, program)"
@@ -102,7 +104,8 @@ def check_labels(program: dspy.Module, metric: Metric, **datasets: Sequence[dspy
             _check_labels_of_set(program, metric, examples, name)
         else:
             columns = set(columns_of(examples))
-            # Skip a list with all columns of a list that passed: the metric finds the same fields in it.
+            # Skip this check if a list with the same columns or fewer passed: the metric finds the
+            # same fields here.
             if not checked_columns or not checked_columns <= columns:
                 _check_first_scores(program, metric, examples, name)
                 checked_columns = columns

@@ -33,7 +33,7 @@ def detailed_results(report: Report, decision: Decision) -> dict[str, Any]:
 
 
 def _texts(report: Report, candidate: Candidate) -> dict[str, Any]:
-    """Return a candidate's demos and instructions as two dicts, both keyed by predictor name."""
+    """Return a dict with a candidate's "demos" and "instructions", both keyed by predictor name."""
     demos = {}
     for slot in report.slots:
         demos[slot.predictor] = [slot.demos[number] for number in candidate.ordering[slot.predictor]]

@@ -100,10 +100,10 @@ def _digests_of_demos(lists: Iterable[Sequence[Any]]) -> tuple[str, ...]:
 
 
 def _copies_of_programs(slots: PoolSlots, expected: Sequence[ExpectedScore]) -> dict[Candidate, Candidate]:
-    """Return a dict that maps each arrangement that copies one of the user's programs to this program.
+    """Return the user's programs that arrangements copy, keyed by arrangement.
 
     The search may build such copies, because it tries the demos and instructions of the user's
-    programs.
+    programs. Other arrangements are omitted.
     """
     programs = {rival.digest: program for program, rival in slots.rivals.items()}
     digests = {

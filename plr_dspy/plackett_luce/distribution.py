@@ -57,7 +57,8 @@ class PlackettLuce:
         lower = 1 if length_probabilities is None else 0
         if type(self.length) is not int or not lower <= self.length <= self.num_items:
             raise ValueError(
-                f"length must be an integer from {lower} to {self.num_items}, the number of items; got {length!r}"
+                f"length must be an integer from {lower} to the number of items, {self.num_items}; got {length!r}: "
+                "pass such an integer, or omit length"
             )
         self.min_length = self.length
         if length_probabilities is not None:

@@ -314,7 +314,7 @@ def _global_variables(function: FunctionType) -> dict[str, object]:
 
 
 def _names(code: CodeType) -> tuple[set[str], set[str]]:
-    """Return the names of the globals that `code` reads, and all names in `code`.
+    """Return the names of the globals that `code` reads, and all names in it except local variables.
 
     Both sets include names in nested code, such as inner functions.
     """

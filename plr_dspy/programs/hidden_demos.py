@@ -51,10 +51,13 @@ def warn_if_none_is_shown(program: dspy.Module, demos: Sequence[Any]) -> None:
     predictors = program.predictors()
     if not demos or len(predictors) > 1 or len(hidden_demos(predictors[0], demos)) < len(demos):
         return
+    fix = "use another adapter"
     missing = missing_fields(predictors[0], demos[0])
+    if missing:
+        fix = f"add the missing fields to the examples (the first one lacks {' and '.join(map(repr, missing))})"
     logger.warning(
-        "the adapter can show none of the %d examples that may become demos, so only other demos, such as the "
-        "student's own, can be tried. Add the missing fields to the examples: the first of them lacks %s",
+        "the adapter can show none of the %d examples that may become demos: %s. Otherwise, only other demos, such "
+        "as the student's own, can be tried",
         len(demos),
-        " and ".join(map(repr, missing)) or "a field",
+        fix,
     )

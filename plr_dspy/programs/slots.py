@@ -398,8 +398,9 @@ class PoolSlots(PromptSlots):
     def showing(self, share: float) -> Candidate:
         """Return an arrangement of the first demos of each pool.
 
-        Show the fraction `share` of the maximum, but at least the minimum. If the arrangement is
-        not allowed, drop demos.
+        Show the fraction `share` of each pool's maximum number of demos, but at least its minimum.
+        If the arrangement is not allowed, drop demos until it is. If that fails, return the
+        original arrangement.
         """
         numbers = [max(minimum, math.ceil(share * maximum)) for minimum, maximum in self.space.limits]
         arrangement = tuple(tuple(range(number)) for number in numbers)

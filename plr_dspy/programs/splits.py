@@ -132,7 +132,7 @@ def _distinct(examples: Examples, *, name: str) -> set[int]:
     without_inputs = [index for index, example in enumerate(examples) if not _has_inputs(example)]
     if without_inputs:
         logger.warning(
-            "in %s, %d of %d examples, such as %s[%d], have no value in any input: drop these rows",
+            "in %s, all inputs are empty in %d of %d examples, such as %s[%d]: drop these rows",
             name,
             len(without_inputs),
             len(examples),
@@ -366,7 +366,11 @@ def source_of(inputs: Mapping[str, Any]) -> str:
 
 
 def input_key(value: Any) -> str:
-    """Return a string that identifies a value. For values without media, ignore case, space and quotes."""
+    """Return a string that identifies a value.
+
+    For values without media, ignore case, the amount of whitespace, and whether the value is text:
+    5 and "5" have the same string.
+    """
     key = value_key(value)
     if CUSTOM_TYPE_START_IDENTIFIER.encode() in key:
         return hashlib.sha256(key).hexdigest()

@@ -52,9 +52,9 @@ class Evaluation:
         programs: The programs' scores, keyed by program name.
         num_examples: Number of examples that every program answered.
         num_failed: Number of examples that were omitted because a call failed.
-        constant: The score of the same answer to all inputs: the better of the two most frequent
-            labels or, for a metric over a set, the best label in the examples. None if the first
-            program has no label output, or if the metric cannot score such an answer.
+        constant: A label as the answer to all inputs, and its score. The label is the better of
+            the two most frequent labels or, for a metric over a set, the best label. None if the
+            first program has no label output, or if the metric cannot score such an answer.
     """
 
     programs: Mapping[str, ProgramScore]

@@ -14,7 +14,7 @@ SCHEMA_VERSION: Literal[25] = 25  # version of the JSON format
 # Versions of the format that can be loaded. Fields that older versions lack have defaults.
 READABLE_VERSIONS = (23, 24, 25)
 
-# Reports call a prompt as good as the returned one only if its expected score is at most this much lower.
+# Maximum expected loss of a prompt that reports call as good as the returned prompt.
 AS_GOOD = 0.01
 # Outcomes of calls that returned no usable answer.
 WRONG = "counted as wrong"

@@ -218,8 +218,8 @@ class Budget:
         if self.max_cost is not None:
             next_calls = (self._num_under_way + 1) * self.largest_cost + self._extra_under_way + extra
             reserved = self._cost_of_log + next_calls
-            # The cost of earlier runs counts towards the limit, but not towards the fraction of the
-            # limit that the current phase may use.
+            # All logged calls count towards the limit. Only new and recalled calls count towards
+            # the fraction of the limit that the current phase may use.
             is_over = reserved > self.max_cost or self.cost + next_calls > self.share * self.max_cost
             if self.unpriced or is_over or self._needs_reserve(self._calls_for_money(reserved)):
                 return StopReason.COST

@@ -186,9 +186,9 @@ class ConfusionScores(EffectiveScores):
         return list(examples.values())
 
     def alternate_labels(self, num_examples: int) -> list[int]:
-        """Return the first `num_examples` examples, reordered so that labels alternate.
+        """Return the indices of the first `num_examples` examples, reordered so that labels alternate.
 
-        The positive label comes first.
+        The metric's positive label, if any, comes first.
         """
         groups = self.strata(num_examples)
         groups.sort(key=lambda group: self._right_labels[group[0]] != self._metric.label)

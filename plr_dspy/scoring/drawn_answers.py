@@ -1,4 +1,4 @@
-"""Random draws of the answers that programs give to examples with each label.
+"""Random draws of programs' answers, given the correct labels of the examples.
 
 A metric over a set of examples is calculated from these draws.
 """
@@ -19,10 +19,11 @@ PSEUDO_PAIRS = (
 
 
 def wrong_answers(answers: Array, label: int) -> Array:
-    """Return the assumed distribution of wrong answers to examples with a label, ``[k + 1]``.
+    """Return the assumed distribution of wrong answers to examples labeled `label`, ``[k + 1]``.
 
-    It is proportional to `answers`, but excludes this label. Assuming only unparsable answers would
-    be too pessimistic, because F1 counts them against every other label.
+    It is proportional to `answers` plus artificial answers, without those that equal `label`.
+    Assuming only unparsable answers would be too pessimistic, because F1 counts them against every
+    other label.
     """
     wrong = answers.copy()
     # Add artificial answers, because a program without wrong answers so far can still be wrong.

@@ -67,7 +67,7 @@ def test_reports_contain_the_label_shares_of_calibration():
 def test_examples_without_inputs_are_reported(empty, caplog):
     trainset = [*rows(60, num_repeated=0), labeled(empty, LABELS[0]), labeled(empty, LABELS[1])]
     go(Engine(), program=FOUR, trainset=trainset, **FEW)
-    assert "in trainset, 2 of 62 examples, such as trainset[60], have no value in any input" in caplog.text
+    assert "in trainset, all inputs are empty in 2 of 62 examples, such as trainset[60]" in caplog.text
 
 
 def test_contradictory_labels_are_reported(caplog):

@@ -1,6 +1,6 @@
 """The answers that a search scores: the programs' original answers or calibrated answers.
 
-offsets[o]     =  log shares - log mean probabilities of o, minus their mean      (5)
+offsets[o]     =  centered(log shares - log mean probabilities of o)              (5)
 answers[o, e]  =  argmax of p[o, e] + offsets[o]                                  (6)
 """
 

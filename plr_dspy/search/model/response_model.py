@@ -19,7 +19,7 @@ from plr_dspy.statistics.arrays import Array, Numbers
 
 NUM_DRAWS = 8  # number of draws for estimating the variance of expected scores; must be even
 UNDERSTATED = 1.6  # factor by which fits underestimate the effects' error variances, found by simulation
-STEP = 0.05  # change of an effect in numerical derivatives
+STEP = 0.05  # step size for numerical derivatives with respect to an effect
 # Additional prior variance of an outsider's mean score, relative to the squared range of scores.
 OUTSIDER_SCORE = np.float64(0.04)
 MIN_VARIANCE = 0.02  # minimum variance of a score, relative to the squared range of scores
