@@ -171,7 +171,7 @@ def _inferred_inputs(
     if doubtful and not are_certain:
         raise UserError(
             f"inputs must be passed, because {row_name} has the columns {doubtful}, which {program_name} accepts but "
-            f"does not need: pass inputs={present}, without those of {doubtful} that are not inputs"
+            f"does not need: pass inputs={present}, or omit those of {doubtful} that are not inputs"
         )
     return present
 

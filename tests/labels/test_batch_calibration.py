@@ -337,7 +337,7 @@ class TestRequests:
         adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
         calibrate(Classifier(probabilities), adapter=adapter)
         assert "30 program calls (0 failed, 28 with label probabilities)" in caplog.text
-        with pytest.raises(NoProbabilities, match="got 0 of 6"):
+        with pytest.raises(NoProbabilities, match="got 0 from 6 calls"):
             calibrate(Classifier(lambda text: {"neither": 1.0}), adapter=adapter)
 
 

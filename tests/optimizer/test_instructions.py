@@ -158,12 +158,12 @@ class TestChoice:
     def test_instructions_without_a_usable_text_are_rejected(self, instructed, texts):
         with pytest.raises(
             ValueError,
-            match=r"the prompt for predictor 'self'; got none \(instructions\[0\]: .*pass other instructions",
+            match=r"for predictor 'self' must be usable; got none \(instructions\[0\]: .*pass other instructions",
         ):
             compiled(*texts)
         two = fakes.two_predictors()
         (name, _), (other, _) = two.named_predictors()
-        with pytest.raises(ValueError, match=f"the prompt for predictor {other!r}"):
+        with pytest.raises(ValueError, match=f"for predictor {other!r} must be usable"):
             compiled(instructions={name: [GOOD], other: [""]}, program=two)
         assert instructed.num_calls == 0
 

@@ -189,7 +189,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("length", [0, 5, 1.0, True])
     def test_rejects_invalid_lengths(self, length):
-        with pytest.raises(ValueError, match="an integer from 1 to 4"):
+        with pytest.raises(ValueError, match="an integer from 1 to the number of items, 4"):
             PlackettLuce(SINGLE, length=length)
 
     @pytest.mark.parametrize("probabilities", [[], [[1.0]], [0.2] * 6, [0.5, 0.6]])

@@ -158,7 +158,7 @@ class TestTell:
             ({((0, 1, 2),): {0: float("nan")}}, "dict of finite scores"),
             ({((0, 1, 2),): {0: 1.0, 1: float("inf")}}, "dict of finite scores"),
             ({((0, 1, 1),): {0: 0.5}}, "permutation"),
-            ({((0, 1, 2), (0,)): {0: 0.5}}, "blocks"),
+            ({((0, 1, 2), (0,)): {0: 0.5}}, "per block"),
         ],
     )
     def test_rejects_invalid_scores_and_does_not_learn_from_them(self, scores, message):
