@@ -27,6 +27,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.per_input_order import PerInputOrder
 from plr_dspy.lm.plain_text_adapter import one_block, without_none
+from plr_dspy.programs.attached_results import sub_modules
 from plr_dspy.programs.checks import check_adapter, check_module
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.runtime import write_atomically
@@ -183,7 +184,7 @@ def _named_predictors(program: dspy.Module) -> dict[str, dspy.Predict]:
     """Return the predictors, keyed by name, including predictors in modules that are marked as compiled."""
     predictors = dict(program.named_predictors())
     known = {id(predictor) for predictor in predictors.values()}
-    for name, predictor in program.named_sub_modules(dspy.Predict):
+    for name, predictor in sub_modules(program, dspy.Predict):
         if id(predictor) not in known:
             predictors[name.removeprefix("self.")] = predictor
     return predictors
@@ -191,7 +192,7 @@ def _named_predictors(program: dspy.Module) -> dict[str, dspy.Predict]:
 
 def _check_prompts_are_fixed(program: dspy.Module) -> None:
     """Raise a ValueError if a part of the program may adapt its prompt to the input, or changes answers."""
-    for path, part in program.named_sub_modules():
+    for path, part in sub_modules(program):
         name = path.replace("self", "program", 1)
         if isinstance(part, CalibratedProgram):
             raise UserError(

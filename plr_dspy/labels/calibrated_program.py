@@ -17,6 +17,7 @@ from plr_dspy.labels.outputs import LabelOutput, needed_output
 from plr_dspy.labels.per_input_order import PerInputOrder
 from plr_dspy.labels.reader import LabelReader, LogprobRequests, labels_read
 from plr_dspy.lm.plain_text_adapter import Value
+from plr_dspy.programs.attached_results import sub_modules
 from plr_dspy.programs.copying import ProgramFactory
 
 PURPOSE = "calibration"
@@ -35,7 +36,7 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
     if predictor is None and len(names) > 1:
         fix = f", or pass one of the names {names} as predictor"
     output = needed_output(program, PURPOSE, only=predictor, fix=fix)
-    for _, part in program.named_sub_modules():
+    for _, part in sub_modules(program):
         is_wrapper = isinstance(part, (CalibratedProgram, PerInputOrder))
         if is_wrapper and predictors[output.predictor] in part.predictors():
             raise UserError(

@@ -17,6 +17,7 @@ from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.trials import calls_model
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.setup import UNKNOWN_ANSWER, CompileSetup
+from plr_dspy.programs.attached_results import sub_modules
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.instructions import PLACEHOLDER
 from plr_dspy.programs.prefixes import MOST_EXAMPLES, NEW_SHARE, NEW_SHARE_WITH_LOGPROBS
@@ -157,7 +158,7 @@ class CallSizes:
     def _extra_tokens(self, example: dspy.Example) -> float:
         """Return how many more tokens the student's prompts have for this example than for an average one."""
         extra_tokens = 0.0
-        for _, predictor in self._setup.program.named_sub_modules(dspy.Predict):
+        for _, predictor in sub_modules(self._setup.program, dspy.Predict):
             usual, _ = self._tokens_without_demos(predictor)
             own, _ = self._tokens_on(predictor, example)
             extra_tokens += own - usual
@@ -167,7 +168,7 @@ class CallSizes:
         """Return the mean size of a program's calls, or None if its prompts cannot be built."""
         try:
             size = CallSize()
-            for _, predictor in program.named_sub_modules(dspy.Predict):
+            for _, predictor in sub_modules(program, dspy.Predict):
                 retrieved = self._retrieved_tokens(predictor)
                 size += self._of_predictor(predictor, self._tokens_of(predictor), retrieved=retrieved)
         except Exception:  # If the adapter or litellm fails, the other figures are still useful.
@@ -202,7 +203,7 @@ class CallSizes:
         program = self._setup.program
         names = {id(predictor): name for name, predictor in program.named_predictors()}
         size = CallSize()
-        for _, predictor in program.named_sub_modules(dspy.Predict):
+        for _, predictor in sub_modules(program, dspy.Predict):
             name = names.get(id(predictor), "")
             if name not in pools:
                 size += self._of_predictor(predictor, self._tokens_of(predictor))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from plr_dspy.compiling.choice import Decision
-from plr_dspy.optimizer.setup import SCORES_OF_RESULTS
+from plr_dspy.programs.attached_results import SCORES_OF_RESULTS
 from plr_dspy.report.report import Report
 from plr_dspy.report.schema import Candidate
 from plr_dspy.search.space import WholeProgram

@@ -15,6 +15,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.optimizer.call_sizes import SAMPLED_PROMPTS, inputs_of
 from plr_dspy.optimizer.expected_scores import ExpectedScore
 from plr_dspy.optimizer.prompt_sizes import prompt_tokens, retrieved_tokens, tokens_before_inputs
+from plr_dspy.programs.attached_results import sub_modules
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import PoolSlots, messages_of
@@ -71,7 +72,7 @@ class PromptPrices:
         """Return the cost of `PREDICTIONS` predictions with a program, or None if it is unknown."""
         usage: dict[str, Any] = defaultdict(Counter)
         try:
-            for _, predictor in program.named_sub_modules(dspy.Predict):
+            for _, predictor in sub_modules(program, dspy.Predict):
                 prefix = tokens_before_inputs(predictor, predictor.demos)
                 model = str(model_of(predictor).model)
                 prompt = prefix + retrieved_tokens(predictor) + self._mean_inputs(predictor)

@@ -17,6 +17,7 @@ from plr_dspy.optimizer.estimate import make_budget
 from plr_dspy.optimizer.opening import OpenCompile
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.plackett_luce.updates import update_rule
+from plr_dspy.programs.attached_results import sub_modules
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.checks import Count, Flag, Number, Probability, arguments
 from plr_dspy.report.schema import Signal
@@ -230,7 +231,7 @@ def label_work(setup: CompileSetup, calibrate: bool | Mapping[Any, float]) -> La
     examples = setup.scored_examples
     if isinstance(output, str):
         return output
-    if any(isinstance(part, CalibratedProgram) for _, part in setup.program.named_sub_modules()):
+    if any(isinstance(part, CalibratedProgram) for _, part in sub_modules(setup.program)):
         return "a part of the program is calibrated"
     scores = label_scores(metric, examples, output, max_seconds=setup.options.max_seconds)
     if isinstance(scores, str):

@@ -5,6 +5,7 @@ from typing import Any
 
 import dspy
 
+from plr_dspy.programs.attached_results import sub_modules
 from plr_dspy.programs.slots import PoolSlots, messages_of
 from plr_dspy.programs.tokens import token_counter
 from plr_dspy.retrieval.predict import RetrievingPredict
@@ -39,7 +40,7 @@ def prompt_tokens(slots: PoolSlots, candidate: Candidate, program: dspy.Module) 
     `program` is the candidate's program. If its prompts cannot be built, count only the demos' tokens.
     """
     try:
-        predictors = [part for _, part in program.named_sub_modules(dspy.Predict)]
+        predictors = [part for _, part in sub_modules(program, dspy.Predict)]
         return sum(
             tokens_before_inputs(predictor, predictor.demos) + retrieved_tokens(predictor)
             for predictor in predictors

@@ -21,6 +21,7 @@ from plr_dspy.labels.checks import (
     warn_of_labels_without_examples,
 )
 from plr_dspy.metrics.confusion import SetMetric
+from plr_dspy.programs.attached_results import result_attributes
 from plr_dspy.programs.checks import AnyMetric, Checked, check_given
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest
@@ -37,8 +38,6 @@ logger = logging.getLogger(__name__)
 Teacher: TypeAlias = dspy.Module | Sequence[dspy.Module] | None  # as in DSPy's optimizers
 
 FEW_EXAMPLES = 30  # with fewer examples, chance mostly decides which candidate seems best
-# Name of the scores in `detailed_results`, as in `dspy.GEPA`.
-SCORES_OF_RESULTS = "val_aggregate_scores"
 
 UNKNOWN_ANSWER = "..."  # placeholder for a teacher's answer in a demo until the teacher has run
 
@@ -399,18 +398,6 @@ def _checked_copy(
 
 
 def _remove_earlier_results(program: dspy.Module) -> None:
-    """Remove the attributes in which optimizers, including DSPy's, store their results.
-
-    These results describe the original program, not the copy.
-    """
-    attributes = vars(program)
-    attributes.pop("reorder_report", None)
-    results = attributes.get("detailed_results")
-    is_own = isinstance(results, Mapping) and SCORES_OF_RESULTS in results
-    if is_own or hasattr(results, SCORES_OF_RESULTS):
-        del program.detailed_results
-    candidates = attributes.get("candidate_programs")
-    if isinstance(candidates, list) and candidates:
-        first = candidates[0]
-        if isinstance(first, Mapping) and {"score", "program"} <= first.keys():
-            del program.candidate_programs
+    """Remove the results of earlier optimizers, because they describe the original program, not the copy."""
+    for name in result_attributes(program):
+        delattr(program, name)

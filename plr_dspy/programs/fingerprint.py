@@ -2,7 +2,8 @@
 
 Digests are the same in every process. They cover a function's source, defaults, closure and
 global variables, and an object's class and public attributes. Code of installed packages is
-represented by its name. Connection settings, such as keys and addresses, are omitted.
+represented by its name. Connection settings, such as keys and addresses, are omitted, and so are
+the results that optimizers store in programs.
 `describe` also covers private attributes of the user's modules, except secrets and attributes that
 calls may change. `digest_of_program` covers the private attributes of all of the user's objects,
 except secrets. It also covers the addresses of models, except that of the default model: two
@@ -31,6 +32,7 @@ import joblib
 from pydantic import BaseModel
 
 from plr_dspy.dspy_compat import COMPILED
+from plr_dspy.programs.attached_results import result_attributes, sub_modules
 from plr_dspy.programs.copying import attributes, is_language_model
 
 logger = logging.getLogger(__name__)
@@ -87,7 +89,7 @@ def describe(
     program: dspy.Module, metric: object, models: Sequence[object], adapter: object
 ) -> dict[str, str]:
     """Return digests of a program's modules, the metric, the adapter and the models, keyed by name."""
-    modules = dict(program.named_sub_modules())
+    modules = dict(sub_modules(program))
     facts = {}
     for name, module in modules.items():
         others = [other for other in modules.values() if other is not module]
@@ -224,6 +226,11 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
     is_of_dspy = any(base.__module__.startswith("dspy.") for base in kind.__mro__)
     is_of_package = kind.__module__.startswith("plr_dspy.")
     is_of_library = is_library(kind.__module__) and not is_of_dspy and not is_of_package
+    ignored: list[str] = []
+    if is_of_dspy:
+        ignored += IGNORED
+    if isinstance(value, dspy.Module):
+        ignored += result_attributes(value)
     parts: dict[str, object] = {"": kind}
     for name, part in attributes(value).items():
         if is_of_library:
@@ -231,7 +238,7 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
             is_setting = type(part) in ATOMS and not name.startswith("_") and not ACCESS.search(name)
             is_covered = is_setting or hasattr(type(part), "__array__")
         else:
-            is_covered = not name.startswith("_") and not (is_of_dspy and name in IGNORED)
+            is_covered = not name.startswith("_") and name not in ignored
         if is_covered:
             parts[name] = part
     return parts
@@ -241,10 +248,10 @@ def _added_attributes(predictor: dspy.Predict) -> list[object]:
     """Return the public attributes that the user's subclass of `dspy.Predict` adds, as a list of at most one dict."""
     if is_library(type(predictor).__module__):
         return []
-    usual = attributes(dspy.Predict(predictor.signature))
+    ignored = {*attributes(dspy.Predict(predictor.signature)), *result_attributes(predictor)}
     added = {}
     for name, part in attributes(predictor).items():
-        if name not in usual and not name.startswith("_"):
+        if name not in ignored and not name.startswith("_"):
             added[name] = part
     return [added] if added else []
 

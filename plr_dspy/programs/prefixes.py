@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import dspy
 
+from plr_dspy.programs.attached_results import sub_modules
 from plr_dspy.programs.instructions import PLACEHOLDER
 from plr_dspy.programs.slots import as_text, messages_of
 from plr_dspy.programs.tokens import token_counter
@@ -79,7 +80,7 @@ class PromptPrefixes:
 
     def _of(self, candidate: Candidate) -> Prefix:
         if candidate not in self._prefixes:
-            predictors = self._build(candidate).named_sub_modules(dspy.Predict)
+            predictors = sub_modules(self._build(candidate), dspy.Predict)
             self._prefixes[candidate] = {name: self._messages(predictor) for name, predictor in predictors}
         return self._prefixes[candidate]
 

@@ -8,6 +8,7 @@ import dspy
 
 from plr_dspy.dspy_compat import model_of
 from plr_dspy.errors import UserError, UserTypeError
+from plr_dspy.programs.attached_results import sub_modules
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest_of_program
 from plr_dspy.programs.splits import Examples, shown_by
@@ -124,7 +125,7 @@ def _retrieval_of(predictor: dspy.Predict) -> Any:
 
 def _predictors_of(program: dspy.Module) -> list[dspy.Predict]:
     """Return all predictors, including those in compiled modules."""
-    return [predictor for _, predictor in program.named_sub_modules(dspy.Predict)]
+    return [predictor for _, predictor in sub_modules(program, dspy.Predict)]
 
 
 def _fields(predictor: dspy.Predict) -> tuple[set[str], set[str]]:

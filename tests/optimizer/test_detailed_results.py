@@ -7,7 +7,7 @@ import dspy
 import pytest
 from fakes import Program, engine_for, exact_match, questions, student, using
 
-from plr_dspy import PLFewShot, PLReorder, choose_program
+from plr_dspy import PLFewShot, PLReorder, choose_program, evaluate_programs
 from plr_dspy.baselines import TopKOrder
 
 EXAMPLES = questions(80)
@@ -144,3 +144,69 @@ def test_a_users_own_candidate_programs_are_kept(kept):
     assert program.candidate_programs == kept
     assert not optimizer.report.errors
     assert optimizer.compile(program, trainset=EXAMPLES).candidate_programs == kept
+
+
+def with_results(program):
+    """Return the program with results of optimizers as attributes. No two calls attach the same results."""
+    unique = time.perf_counter()
+    program.reorder_report = {"seconds": unique}
+    candidate = dspy.Predict(f"question -> answer{int(unique * 1e6)}")
+    for name in ("candidate_programs", "mb_candidate_programs"):
+        setattr(program, name, [{"score": 0.5, "program": candidate}])
+    return program
+
+
+def explaining(place=None):
+    """Return a program of one part. If `place` is given, attach results to the program or to the part."""
+    part = dspy.ChainOfThought("question -> answer")
+    program = Program(lambda self, question: self.part(question=question), part=part)
+    if place is not None:
+        with_results({"program": program, "part": part}[place])
+    return program
+
+
+class TestIdentity:
+    """Programs that differ only in the results that optimizers attached."""
+
+    @pytest.mark.parametrize("place", ["program", "part"])
+    def test_they_count_as_the_same_program(self, engine, place):
+        num_calls = engine.num_calls
+        programs = {"plain": explaining(), "first": explaining(place), "second": explaining(place)}
+        evaluate_programs(programs, exact_match, EXAMPLES[:10], display_progress=False)
+        assert engine.num_calls == num_calls + 10
+
+    @pytest.mark.parametrize("place", ["program", "part"])
+    @pytest.mark.parametrize("role", ["student", "teacher", "judge"])
+    def test_a_run_resumes_without_calls(self, engine, tmp_path, role, place):
+        plain = explaining()
+        for with_attached in (None, place, place):
+            programs = {"student": plain, "teacher": plain, "judge": plain, role: explaining(with_attached)}
+            judge = programs["judge"]
+
+            def metric(example, prediction, trace=None, judge=judge):
+                return exact_match(example, prediction) and judge is not None
+
+            num_calls = engine.num_calls
+            optimizer = PLFewShot(metric, max_metric_calls=60, candidates="bootstrapped", log_dir=tmp_path)
+            estimated = optimizer.estimate(programs["student"], trainset=EXAMPLES)
+            optimizer.compile(programs["student"], trainset=EXAMPLES, teacher=programs["teacher"])
+            assert engine.num_calls == num_calls or with_attached is None
+            assert estimated.prompt_tokens == optimizer.estimate(plain, trainset=EXAMPLES).prompt_tokens
+
+    def test_a_users_attributes_are_neither_removed_nor_ignored(self, engine):
+        """DSPy's optimizers may also set an attribute `score`."""
+
+        def scored(**changed):
+            def forward(self, question):
+                return self.score(question=question)
+
+            program = with_results(Program(forward, score=student()))
+            vars(program).update(changed)
+            return program
+
+        program = PLReorder(exact_match, max_metric_calls=100).compile(scored(), trainset=EXAMPLES)
+        assert len(program.score.demos) == len(student().demos)
+        num_calls = engine.num_calls
+        programs = {"plain": scored(), "changed": scored(trial_logs={1: "mine"}), "same": scored()}
+        evaluate_programs(programs, exact_match, EXAMPLES[:10], display_progress=False)
+        assert engine.num_calls == num_calls + 20

@@ -1,0 +1,49 @@
+"""The attributes of programs in which optimizers, including DSPy's, store their results."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import dspy
+
+SCORES_OF_RESULTS = "val_aggregate_scores"  # name of the scores in `detailed_results`, as in `dspy.GEPA`
+
+
+def result_attributes(module: object) -> list[str]:
+    """Return the names of the attributes in which optimizers stored their results.
+
+    A user's own attribute may have the same name, so also check its contents.
+    """
+    attributes = vars(module)
+    names = []
+    if isinstance(attributes.get("reorder_report"), Mapping):
+        names.append("reorder_report")
+    results = attributes.get("detailed_results")
+    is_own = isinstance(results, Mapping) and SCORES_OF_RESULTS in results
+    if is_own or hasattr(results, SCORES_OF_RESULTS):
+        names.append("detailed_results")
+    for name in ("candidate_programs", "mb_candidate_programs"):
+        if _lists_candidates(attributes.get(name)):
+            names.append(name)
+    return names
+
+
+def _lists_candidates(value: Any) -> bool:
+    """Return whether a value is a list of candidate programs and their scores."""
+    if not isinstance(value, list) or not value:
+        return False
+    first = value[0]
+    return isinstance(first, Mapping) and {"score", "program"} <= first.keys()
+
+
+def sub_modules(program: dspy.Module, kind: type = dspy.Module) -> list[tuple[str, Any]]:
+    """Return the modules of a class in a program, with their names. Omit modules in optimizers' results."""
+    named = list(program.named_sub_modules())
+    results = []
+    for name, module in named:
+        results += [f"{name}.{attribute}[" for attribute in result_attributes(module)]
+    omitted = tuple(results)
+    return [
+        (name, module)
+        for name, module in named
+        if isinstance(module, kind) and not name.startswith(omitted)
+    ]
