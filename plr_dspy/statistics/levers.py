@@ -63,7 +63,8 @@ class PairedExperiment:
 
     Args:
         scores: Scores ``[C, E]``. The first row is the baseline.
-        bounds: Bounds of mean scores, or None to use the `likely_bounds()` of the scores.
+        bounds: Bounds of a metric over a set, or None for other metrics. Likely bounds replace
+            None and infinite bounds.
         seed: Seed of the draws.
     """
 
@@ -206,6 +207,18 @@ def _beta_draws(normals: Array, means: Array, variances: Array) -> Array:
     return draws
 
 
+def _finite(bounds: tuple[float, float], scores: Array) -> tuple[float, float]:
+    """Return the bounds of a metric over a set, with likely bounds in place of infinite ones."""
+    likely = likely_bounds(scores.mean(axis=1).tolist())
+    # Most metrics range from 0 to 1. The range of other metrics is unknown, so choose wide bounds.
+    if likely != (0.0, 1.0):
+        likely = likely_bounds(scores.ravel().tolist())
+    low, high = (
+        known if math.isfinite(known) else guess for known, guess in zip(bounds, likely, strict=True)
+    )
+    return low, high
+
+
 def _prepared(
     scores: Array, bounds: tuple[float, float] | None
 ) -> tuple[Array, tuple[float, float], float]:
@@ -216,6 +229,8 @@ def _prepared(
     """
     scores = np.round(scores, 9)
     scores = scores[:, np.lexsort(scores)]
-    lowest, highest = bounds or likely_bounds(scores.ravel().tolist())
+    lowest, highest = likely_bounds(scores.ravel().tolist())
+    if bounds is not None:
+        lowest, highest = _finite(bounds, scores)
     disagreement = float(np.ptp(scores, axis=0).max()) or highest - lowest
     return scores, (lowest, highest), disagreement

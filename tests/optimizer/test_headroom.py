@@ -21,7 +21,7 @@ from fakes import (
 from label_world import EXAMPLES, Engine, exact, labeled
 from label_world import student as classifier
 
-from plr_dspy import F1, headroom
+from plr_dspy import F1, ConfusionMetric, headroom
 
 QUESTION = dspy.Predict("question -> answer")
 
@@ -284,6 +284,27 @@ class TestCalibration:
         assert names(with_them)[2:4] == ["calibrated answers", "calibrated random demos"]
         assert not any("calibrated" in name for name in names(without))
         assert all(0 <= lever.score <= 1 for lever in with_them.levers)
+
+    @pytest.mark.parametrize(
+        ("scale", "bounds"), [(1.0, (0.0, 1.0)), (-1.0, (-1.0, 0.0)), (5.0, (0.0, 5.0))]
+    )
+    def test_a_metric_over_a_set_may_have_unknown_bounds(self, scale, bounds):
+        def scaled_recall(counts, labels):
+            number = labels.index("positive")
+            return scale * counts[number, number] / counts[number].sum()
+
+        known, unknown = (
+            measured(Engine(), classifier(), EXAMPLES, ConfusionMetric(scaled_recall, **options))
+            for options in ({"bounds": bounds}, {})
+        )
+        assert [lever.mean_score for lever in unknown.levers] == [
+            lever.mean_score for lever in known.levers
+        ]
+        low, high = unknown.interval
+        assert low < unknown.score < high
+        assert all(lever.interval[0] < lever.interval[1] for lever in unknown.levers)
+        if scale == 1.0:
+            assert unknown == known
 
     def test_failed_calls_do_not_affect_the_gain_of_calibration(self):
         """Calibration changes none of this model's answers, so only failed calls could cause a gain."""
