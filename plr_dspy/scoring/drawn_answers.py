@@ -29,6 +29,8 @@ def wrong_answers(answers: Array, label: int) -> Array:
     # Add artificial answers, because a program without wrong answers so far can still be wrong.
     wrong[:-1] += PSEUDO_EXAMPLES / len(wrong)
     wrong[label] = 0.0
+    if not wrong.any():  # There is only one label, so only replies without a label can be wrong.
+        wrong[-1] = 1.0
     return np.asarray(wrong / wrong.sum())
 
 
