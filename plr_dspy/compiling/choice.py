@@ -14,6 +14,7 @@ from plr_dspy.report.rules import MIN_ODDS, USER_PROGRAM_ODDS
 from plr_dspy.report.schema import CalibrationEffect, Comparison, Evidence, Iteration
 from plr_dspy.report.stop import Stop
 from plr_dspy.scoring.confusion_scores import ConfusionScores
+from plr_dspy.scoring.effective_scores import Labels
 from plr_dspy.scoring.observations import Observations
 from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.ordering_model import FittedModel, Gain, OrderingModel
@@ -242,21 +243,27 @@ class _ScoredFinalists:
             return results
         # Measure the gains with the metric itself, because the model only approximates it.
         fitted = self.fitted
-        records = self.observations.records
-        before = metric.answers(records[reference], {})
+        before = self._answers(metric, reference, {})
         measured = []
         for number, result in enumerate(results):
             labels = fitted.revised_labels(result.candidate) if number else {}
             gain, compared = compare_by_set_metric(
                 metric,
                 before,
-                metric.answers(records[result.candidate], labels),
+                self._answers(metric, result.candidate, labels),
                 result.gain,
                 num_orderings=len(fitted.orderings),
                 num_candidates=self.num_dropped + len(results),
             )
             measured.append(Result(result.candidate, compared.chosen, gain, gain.expected, compared))
         return measured
+
+    def _answers(
+        self, metric: ConfusionScores, candidate: Candidate, labels: Labels
+    ) -> dict[int, str | None]:
+        """Return a candidate's answers. As in the model, most failed calls count as incorrect answers."""
+        answers = metric.answers(self.observations.records[candidate], labels)
+        return {**answers, **dict.fromkeys(self.observations.counted_failures(candidate))}
 
     def _by_model(self, reference: Candidate) -> list[Result]:
         """Return the finalists' results, with gains estimated by the score model."""

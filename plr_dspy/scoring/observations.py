@@ -22,7 +22,7 @@ class Observations:
     """The calls made for each candidate, and the resulting scores.
 
     An unparsable reply or a failed call gets the lowest known score, or 0 if that is lower.
-    With a metric over a set, an unparsable reply is instead scored as an answer without a label.
+    With a metric over a set, both are instead scored as answers without a label.
     Examples on which all candidates failed are ignored, unless a candidate has no other examples.
 
     Args:
@@ -58,16 +58,27 @@ class Observations:
         """Return the examples on which at least one candidate's call did not fail."""
         return set[int]().union(*map(_answered, self.records.values()))
 
+    def counted_failures(self, candidate: Candidate) -> set[int]:
+        """Return the examples on which a candidate's failed calls count as incorrect answers."""
+        return self._counted_examples(candidate, self.answered()) - _answered(self.records[candidate])
+
+    def _counted_examples(self, candidate: Candidate, answered: set[int]) -> set[int]:
+        """Return the examples on which a candidate's calls count.
+
+        `answered` contains the examples on which at least one candidate's call did not fail.
+        """
+        row = self.records[candidate]
+        if candidate == self._favored and _answered(row):
+            return _answered(row)
+        # Examples on which all candidates failed count only for candidates without other examples.
+        return answered & row.keys() or set(row)
+
     def scores(self) -> dict[Candidate, dict[int, float]]:
         """Return the scores of each candidate, keyed by example index."""
         answered = self.answered()
         scores: dict[Candidate, dict[int, float]] = {}
         for candidate, row in self.records.items():
-            # Examples on which all candidates failed count only for candidates that have no
-            # other examples.
-            counted_examples = answered & row.keys() or row.keys()
-            if candidate == self._favored:
-                counted_examples = _answered(row) or counted_examples
+            counted_examples = self._counted_examples(candidate, answered)
             new = {
                 example: self._score(example, record)
                 for example, record in row.items()
@@ -113,7 +124,10 @@ class Observations:
         )
 
     def _score(self, example: int, record: CallRecord) -> float:
-        score = None if record.outcome == FAILED else self.effective_scores.score_of(example, record)
+        if record.outcome == FAILED:
+            score = self.effective_scores.score_of_failure(example)
+        else:
+            score = self.effective_scores.score_of(example, record)
         return math.nan if score is None else score
 
 

@@ -6,11 +6,13 @@ import choosing as benchmark
 import dspy
 import numpy as np
 import pytest
+import yes_or_no
 from choices import chosen, programs
 from fakes import Program, digest, failure, interrupt
 from label_world import DEMOS, EXAMPLES, Engine, comparable, student
+from yes_or_no import Answering, examples
 
-from plr_dspy import Report
+from plr_dspy import F1, BalancedAccuracy, MatthewsCorrelation, Report
 from plr_dspy.report.stop import StopReason
 
 
@@ -182,6 +184,52 @@ class TestLimits:
         )
         assert choice.name != "broken"
         assert [error.type for error in choice.report.errors] == ["LookupError"]
+
+
+@pytest.mark.parametrize("metric", [yes_or_no.exact, F1("yes"), BalancedAccuracy()])
+@pytest.mark.parametrize("first", ["flaky", "steady"])
+def test_failed_calls_lower_the_score_of_every_program(metric, first):
+    """Of 100 examples, the flaky program fails on 30, and the steady program is wrong on 10."""
+    yes = range(0, 100, 2)
+    candidates = {
+        "flaky": Answering(yes, failing=range(35, 65)),
+        "steady": Answering([*yes, *range(1, 20, 2)]),
+    }
+    candidates = dict(sorted(candidates.items(), reverse=first == "steady"))
+    choice = chosen(Engine(), candidates, metric, examples(100, yes), max_errors=200)
+    assert choice.name == "steady"
+    scores = {program.name: program.score for program in choice.report.programs}
+    assert scores["flaky"] < 0.85
+
+
+@pytest.mark.parametrize("metric", [F1("yes"), BalancedAccuracy()])
+@pytest.mark.parametrize("first", ["flaky", "steady"])
+def test_failed_calls_count_like_unparsable_replies(metric, first):
+    yes = range(0, 200, 5)
+    results = []
+    for problem in ("failing", "unread"):
+        flaky = Answering(yes, **{problem: range(1, 100, 5)})
+        candidates = {"flaky": flaky, "steady": Answering(list(yes)[8:])}
+        candidates = dict(sorted(candidates.items(), reverse=first == "steady"))
+        choice = chosen(Engine(), candidates, metric, examples(200, yes), max_errors=400)
+        results.append((choice.name, {way.name: way.score for way in choice.report.programs}))
+    (chosen_if_failing, scores_if_failing), (chosen_if_unread, scores_if_unread) = results
+    assert chosen_if_failing == chosen_if_unread
+    assert scores_if_failing == pytest.approx(scores_if_unread, abs=0.05)
+
+
+@pytest.mark.parametrize("metric", [F1(), F1("yes"), BalancedAccuracy(), MatthewsCorrelation()])
+def test_all_examples_may_have_the_same_label(metric, tmp_path):
+    candidates = {"all": Answering(range(20)), "most": Answering(range(18))}
+    for program in candidates.values():
+        program.step = dspy.Predict("number: int -> label")  # declares no labels
+    choice = chosen(Engine(), candidates, metric, examples(20, range(20)))
+    assert choice.name == "all"
+    for program in choice.report.programs:
+        low, high = program.interval
+        assert 0.0 <= low <= program.score <= high <= 1.0
+    choice.report.save(tmp_path / "report.json")
+    assert Report.load(tmp_path / "report.json") == choice.report
 
 
 def test_the_budget_must_allow_two_examples_per_program():
