@@ -311,6 +311,7 @@ class _ScoredFinalists:
             gain=result.gain,
             expected_original=(before, *fitted.interval(first, before, reference=first)),
             expected_chosen=(after, *fitted.interval(candidate, after, reference=first)),
+            original_stays=chosen == reference,
         )
 
     def effect(self, original: Candidate, chosen: Candidate, *, applied: bool) -> CalibrationEffect | None:

@@ -24,6 +24,7 @@ def compare_mean_scores(
     gain: Gain,
     expected_original: ScoreRange,
     expected_chosen: ScoreRange,
+    original_stays: bool = False,
 ) -> Comparison:
     """Compare the mean score of the original with that of the best of several candidates.
 
@@ -32,16 +33,20 @@ def compare_mean_scores(
         num_candidates: Number of candidates, including the original.
         gain: Gain of the best candidate on new examples, estimated by the score model.
         expected_original, expected_chosen: As in `Comparison`.
+        original_stays: Whether the best candidate is the original itself.
     """
     gains = [after - before for before, after in zip(original, chosen, strict=True)]
     lowest, highest = _range([*original, *chosen])
     mean_gain = sum(gains) / len(gains)
     least_chosen = expected_chosen[1] - lowest
+    interval = (0.0, 0.0)
+    if not original_stays:
+        interval = _limited_interval(gains, highest - lowest, num_comparisons=max(1, num_candidates - 1))
     return Comparison(
         original=sum(original) / len(original),
         chosen=sum(chosen) / len(chosen),
         gain=mean_gain,
-        interval=_limited_interval(gains, highest - lowest, num_comparisons=max(1, num_candidates - 1)),
+        interval=interval,
         num_examples=len(gains),
         num_candidates=num_candidates,
         expected_gain=gain.expected,
@@ -103,7 +108,9 @@ def _limited_interval(
     differences: Sequence[float], largest: float, *, num_comparisons: int = 1
 ) -> tuple[float, float]:
     """Return the 95% interval for a mean paired difference, limited to the largest possible difference."""
-    low, high = paired_interval(differences, num_comparisons=num_comparisons)
+    # Equal scores on a few examples do not imply equal scores on all examples.
+    assumed = 0.0 if any(differences) else largest
+    low, high = paired_interval(differences, num_comparisons=num_comparisons, largest=assumed)
     return max(low, -largest), min(high, largest)
 
 

@@ -175,6 +175,15 @@ class TestChoice:
         # The chosen score may be 0, so the interval also includes a gain of 0.
         assert compared.gain_interval == (0.0, 0.25)
 
+    @pytest.mark.parametrize(("original_stays", "half_width"), [(False, 1.0), (True, 0.0)])
+    def test_equal_scores_on_few_examples_do_not_prove_that_programs_are_equal(
+        self, original_stays, half_width
+    ):
+        options = {"num_candidates": 3, "gain": Gain(0.1, 0.8), "original_stays": original_stays}
+        compared = compared_by([1.0, 1.0], [1.0, 1.0], **options)
+        low, high = paired_interval([0.0, 0.0], num_comparisons=2, largest=half_width)
+        assert compared.interval == (max(low, -1.0), min(high, 1.0))
+
     def test_the_minimum_probability_also_applies_to_the_calibrated_original(self):
         finalists = [result(0.0, 0.0), result(0.2, 0.95, probability_alike=0.6)]
         assert [choose(finalists, min_probability=least) for least in (0.6, 0.9)] == [1, 0]
