@@ -162,7 +162,8 @@ def make_plan(
             lower = ", or reduce num_samples"
     if size.num_attempts:
         purpose = f"{purpose}, and for {size.num_attempts} calls that bootstrap demos"
-        lower = ", or use PLFewShot(candidates='labeled'), which makes no calls to get demos"
+        if total >= enough:
+            lower = ", or use PLFewShot(candidates='labeled'), which makes no calls to get demos"
     fix = (
         f"got {total}: increase max_metric_calls"
         if max_metric_calls is not None

@@ -146,7 +146,8 @@ class Comparison(Part):
         original, chosen, gain: Scores on the compared examples (mean scores, or the values of a
             metric over a set), and their difference.
         interval: 95% interval of `gain`, Bonferroni-corrected for the number of orders or
-            raced programs.
+            raced programs. For a metric over a set, `gain` also includes the examples of the
+            search, which favor the chosen order. Then use `gain_interval`.
         expected_gain, gain_interval: Expected gain on new examples and its 95% interval. The
             gain is shrunk, because the order was selected as the best of many.
         probability, probability_worse: Probabilities that the chosen order is better or worse than

@@ -665,6 +665,10 @@ PICKY = {"metric": "reviews_app.py:picky"}
         ),
         (
             compile_arguments("--select", "--max-calls", "9", program="reviews_app.py:explaining"),
+            "for 6 calls that bootstrap demos; got 9: increase --max-calls\n",
+        ),
+        (
+            compile_arguments("--select", "--max-calls", "25", program="reviews_app.py:explaining"),
             "increase --max-calls, or use PLFewShot(candidates='labeled'), which makes no calls to get demos",
         ),
         (compile_arguments("--programs", "none.json"), "file not found: none.json"),
