@@ -223,20 +223,26 @@ def _corrected_gain(
 ) -> Gain:
     """Return the score model's gain, corrected with the measured values of the metric.
 
-    If the metric improved less than its linear approximation in the model, reduce the expected
-    gain. Limit the probability of a gain to the probability estimated from bootstrap samples, and
-    raise the probability of a loss to at least its estimate from these samples.
+    If the finalist is better, calculate the ratio of the model's expected gain to the observed gain,
+    both in linear approximation. Return the gain that results if this share of the answers comes
+    from the finalist, and the rest from the original. Limit the probability of a gain to the
+    probability estimated from bootstrap samples, and raise the probability of a loss to at least
+    its estimate from these samples.
     """
     gains = measurement.gains
     observed = measurement.observed
     linear_gains = metric.gains(measurement.answered)
     mean_linear_gain = float(linear_gains.mean())
     as_it_is = measurement.as_it_is
-    reduced = min(gain.expected, observed)
-    if observed > 0 and mean_linear_gain > 0:
-        reduced = gain.expected * min(1.0, observed / mean_linear_gain)
+    expected_gain = min(gain.expected, observed)
+    if min(gain.expected, observed, mean_linear_gain) > 0:
+        share = min(1.0, gain.expected / mean_linear_gain)
+        expected_gain = metric.value_between(measurement.answered, share) - measurement.before
+        # Some metrics do not increase steadily with the share.
+        if not 0.0 < expected_gain <= observed:
+            expected_gain = share * observed
     # Adding 0.0 turns -0.0 into 0.0.
-    expected = round(metric.clip(as_it_is + reduced) - as_it_is, 9) + 0.0
+    expected = round(metric.clip(as_it_is + expected_gain) - as_it_is, 9) + 0.0
     probability = 0.0
     if expected > 0:
         probability = min(gain.probability, _bootstrapped_probability(gains, linear_gains, num_orderings))

@@ -179,6 +179,12 @@ class ConfusionScores(EffectiveScores):
         """Return the metric's value for `answers`, weighted to the label frequencies of all examples."""
         return self._value_of(self._weighted(self._count(answers)))
 
+    def value_between(self, answered: Sequence[Pair], share: float) -> float:
+        """Return the metric's value if the second program gave a `share` of the answers, and the first the rest."""
+        before = self._count((example, label) for example, label, _ in answered)
+        after = self._count((example, label) for example, _, label in answered)
+        return self._value_of(self._weighted((1.0 - share) * before + share * after))
+
     def clip(self, value: float) -> float:
         return min(max(self.bounds[0], value), self.bounds[1])
 

@@ -275,6 +275,24 @@ def test_unseen_labels_leave_the_evidence_for_a_gain(num_labels, num_unseen):
         assert high > score + (1 - score) * num_unseen / num_labels - 0.01
 
 
+@pytest.mark.parametrize("metric", [F1("c"), F1(), plr_dspy.MatthewsCorrelation()])
+@given(st.lists(st.tuples(*[st.sampled_from("abc")] * 3), min_size=3, max_size=20), st.floats(0.01, 1.0))
+@settings(max_examples=30)
+def test_the_expected_gain_is_positive_and_at_most_the_observed_gain(metric, rows, expected):
+    labels, answers_before, answers_after = zip(*rows, strict=True)
+    before = dict(enumerate(answers_before))
+    after = dict(enumerate(answers_after))
+    confusion = ConfusionScores(metric, labels)
+    confusion.linearize_at([*before.items(), *after.items()])
+    gain = Gain(expected=expected, probability=0.9, worse=0.0, deviation=0.05)
+    corrected, comparison = compare_by_set_metric(
+        confusion, before, after, gain, num_orderings=2, num_candidates=2
+    )
+    assert corrected.expected <= max(0.0, comparison.gain) + 1e-6
+    if comparison.gain > 0.01:
+        assert corrected.expected > 0.0
+
+
 class Mood(enum.Enum):
     GOOD = "good"
     BAD = "bad"

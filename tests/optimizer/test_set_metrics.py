@@ -135,15 +135,18 @@ def test_calibration_weights_labels_by_their_shares():
 
 def test_reports_contain_values_of_the_metric_itself():
     """The metric is computed on all examples that both programs answered."""
-    _, report = compiled(PLReorder, F1("positive"), program=rare_first(), seed=1, max_metric_calls=150)
+    program, report = compiled(
+        PLReorder, F1("positive"), program=rare_first(), seed=1, max_metric_calls=150
+    )
     c = report.comparison
     assert "F1(label='positive'" in report.details()
     chosen = max(report.candidates, key=lambda candidate: candidate.expected_gain)
     assert report.candidates[0].score == c.original
     assert chosen.score == c.chosen
     assert c.probability >= 0.975 or c.gain_interval[0] <= 0.0
-    # The expected gain is shrunk, as it is for a metric by example.
-    assert 0.0 < c.expected_gain < 0.75 * c.gain
+    # The model's linear gain would be too small by a third, because the original's value is 0.
+    assert c.expected_gain <= c.gain
+    assert c.expected_chosen[0] == pytest.approx(scored(Engine(probabilities=shy), program), abs=0.1)
     assert all(-1.0 <= value <= 1.0 for value in (*c.interval, *c.gain_interval))
     # No score is below 0, so the lower bound of the gain is at most that of the chosen score.
     assert c.gain_interval[0] <= c.expected_chosen[1] + 1e-6
