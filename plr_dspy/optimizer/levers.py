@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from plr_dspy.report.formats import score_text
 from plr_dspy.statistics.comparisons import TAIL
 from plr_dspy.statistics.levers import Gain, PairedExperiment
 
@@ -164,7 +165,7 @@ def _advice_to_keep(
 
 
 def _figures(gain: Gain) -> str:
-    return "{:+.2f} [{:+.2f}, {:+.2f}]".format(gain.value, *gain.interval)
+    return score_text(gain.value, *gain.interval, sign="+", digits=2)
 
 
 def advice_without_difference(reason: str) -> str:
@@ -264,8 +265,7 @@ class Headroom:
         yield f"{PROGRAM:{width}}  {self.score:10.2f}  {'':{len(GAINS)}}  {self.num_examples:13}"
         indent = GAINS.index("[")
         for lever in self.levers:
-            gain = f"{lever.gain:+.2f}"
-            interval = "[{:+.2f}, {:+.2f}]".format(*lever.interval)
+            gain, interval = score_text(lever.gain, *lever.interval, sign="+", digits=2).split(maxsplit=1)
             gains = f"{gain:{indent}}{interval}"
             yield (
                 f"{lever.name:{width}}  {lever.mean_score:10.2f}  {gains:{len(GAINS)}}  {lever.num_calls:13}  "

@@ -57,10 +57,10 @@ def shares_by_label(labels: Sequence[str], shares: Iterable[float]) -> str:
     return ", ".join(f"{label!r} {share_text(share)}" for label, share in zip(labels, shares, strict=False))
 
 
-def score_text(score: float, *interval: float, sign: str = "") -> str:
+def score_text(score: float, *interval: float, sign: str = "", digits: int = 3) -> str:
     """Format a score and its interval, if any. For a difference, pass `sign="+"`."""
     # Adding 0.0 turns -0.0 into 0.0.
-    text, *ends = (f"{round(number, 3) + 0.0:{sign}.3f}" for number in (score, *interval))
+    text, *ends = (f"{round(number, digits) + 0.0:{sign}.{digits}f}" for number in (score, *interval))
     return f"{text} [{', '.join(ends)}]" if ends else text
 
 

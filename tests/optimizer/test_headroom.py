@@ -183,7 +183,7 @@ class TestLevers:
         for line, changed in zip(rows[1:], result.levers, strict=True):
             assert line[:end_of_calls].endswith(f" {changed.num_calls}")
             assert line[:end_of_scores].endswith(f" {changed.mean_score:.2f}")
-            assert f"  {changed.gain:+.2f} " in line
+            assert f"  {round(changed.gain, 2) + 0.0:+.2f} " in line  # without "-0.00"
             assert changed.note in line
         # The table shows the mean score. The expected score is shrunk towards the program's score.
         assert lever(result, "no demos").mean_score != pytest.approx(lever(result, "no demos").score)
