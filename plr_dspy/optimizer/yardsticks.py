@@ -25,12 +25,14 @@ from plr_dspy.retrieval.nearest import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.scoring.confusion_scores import Answer
 from plr_dspy.scoring.observations import Observations
-from plr_dspy.scoring.run_log import CallRecord
+from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.search import mean_score
 from plr_dspy.search.space import Ordering, Scores
 
 MIN_ORDERINGS = 3  # minimum number of scored random orderings for an estimate of their mean score
 NUM_LONGEST = 200  # number of random orderings of maximum length to draw, to estimate their mean score
+# Maximum share of failed calls for that estimate. Failed calls count as incorrect, except those of the original.
+MOST_FAILED = 0.05
 MAX_EXAMPLES = 500  # maximum number of examples on which the metric is called for one score
 
 
@@ -52,13 +54,17 @@ def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> dict
 def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | None:
     """Return the expected score of as many random demos as the limits allow, in a random order.
 
-    Return None if no score model was fitted or if the search scored fewer than `MIN_ORDERINGS` random
-    orderings. Also return None if a metric over a set has a label without a scored example.
+    Return None if no score model was fitted, if the search scored fewer than `MIN_ORDERINGS` random
+    orderings, or if too many of their calls failed. Also return None if a metric over a set has a
+    label without a scored example.
     """
     fitted = decision.fitted
     scores = run.observations.scores()
     orderings = [ordering for ordering in run.random_orderings() if ordering in scores]
     if fitted is None or len(orderings) < MIN_ORDERINGS:
+        return None
+    calls = [record for ordering in orderings for record in run.observations.records[ordering].values()]
+    if sum(record.outcome == FAILED for record in calls) > MOST_FAILED * len(calls):
         return None
     examples = set[int]().union(*(scores[ordering] for ordering in orderings))
     metric = run.evaluator.confusion_scores

@@ -8,7 +8,7 @@ from itertools import permutations, product
 import dspy
 import numpy as np
 import pytest
-from fakes import FIELD, OrderSensitiveEngine, digest, lm_of, using
+from fakes import FIELD, OrderSensitiveEngine, digest, failure, lm_of, using
 from label_engines import LABELS, exact
 from label_world import DEMOS, EXAMPLES, Engine, probabilities, student
 from label_world import number as number_in
@@ -139,6 +139,16 @@ class TestRandomDemos:
             optimizer.compile(student(demos=[]), trainset=EXAMPLES)
         assert optimizer.report.random.name == "3 random demos"
         assert optimizer.report.random.tokens > 0
+
+    def test_are_left_out_if_calls_failed(self):
+        """Failed calls lower the scores of random orders, but not the original's score."""
+        for num_failures, is_shown in ((1, True), (12, False)):
+            engine = Engine()
+            engine.at = dict.fromkeys(range(2, 2 + 2 * num_failures, 2), failure)
+            optimizer = PLReorder(exact, **options(max_metric_calls=120, max_errors=100))
+            with using(engine):
+                optimizer.compile(student(), trainset=EXAMPLES)
+            assert (optimizer.report.random is not None) == is_shown
 
     def test_need_no_extra_call(self):
         engine = Engine()
