@@ -210,12 +210,15 @@ def _beta_draws(normals: Array, means: Array, variances: Array) -> Array:
 def _finite(bounds: tuple[float, float], scores: Array) -> tuple[float, float]:
     """Return the bounds of a metric over a set, with likely bounds in place of infinite ones."""
     likely = likely_bounds(scores.mean(axis=1).tolist())
-    # Most metrics range from 0 to 1. The range of other metrics is unknown, so choose wide bounds.
+    # Most metrics range from 0 to 1. The range of other metrics is unknown, so use the range of the
+    # scores of single examples, which is wider.
     if likely != (0.0, 1.0):
         likely = likely_bounds(scores.ravel().tolist())
-    low, high = (
-        known if math.isfinite(known) else guess for known, guess in zip(bounds, likely, strict=True)
-    )
+    low, high = bounds
+    if math.isinf(low):
+        low = min(likely[0], high - 1.0)
+    if math.isinf(high):
+        high = max(likely[1], low + 1.0)
     return low, high
 
 
@@ -229,8 +232,9 @@ def _prepared(
     """
     scores = np.round(scores, 9)
     scores = scores[:, np.lexsort(scores)]
-    lowest, highest = likely_bounds(scores.ravel().tolist())
-    if bounds is not None:
+    if bounds is None:
+        lowest, highest = likely_bounds(scores.ravel().tolist())
+    else:
         lowest, highest = _finite(bounds, scores)
     disagreement = float(np.ptp(scores, axis=0).max()) or highest - lowest
     return scores, (lowest, highest), disagreement

@@ -1,6 +1,7 @@
 """The function `headroom`, with fake LMs for which the helpful levers are known."""
 
 import itertools
+import math
 import re
 
 import dspy
@@ -285,26 +286,33 @@ class TestCalibration:
         assert not any("calibrated" in name for name in names(without))
         assert all(0 <= lever.score <= 1 for lever in with_them.levers)
 
-    @pytest.mark.parametrize(
-        ("scale", "bounds"), [(1.0, (0.0, 1.0)), (-1.0, (-1.0, 0.0)), (5.0, (0.0, 5.0))]
-    )
-    def test_a_metric_over_a_set_may_have_unknown_bounds(self, scale, bounds):
-        def scaled_recall(counts, labels):
+    @pytest.mark.parametrize("bounds", [(-math.inf, math.inf), (0.0, math.inf), (-math.inf, 1.0)])
+    def test_a_metric_over_a_set_may_have_unknown_bounds(self, bounds):
+        def softened_recall(counts, labels):
             number = labels.index("positive")
-            return scale * counts[number, number] / counts[number].sum()
+            return 0.2 + 0.6 * counts[number, number] / counts[number].sum()
 
         known, unknown = (
-            measured(Engine(), classifier(), EXAMPLES, ConfusionMetric(scaled_recall, **options))
-            for options in ({"bounds": bounds}, {})
+            measured(Engine(), classifier(), EXAMPLES, ConfusionMetric(softened_recall, bounds=values))
+            for values in ((0.0, 1.0), bounds)
         )
-        assert [lever.mean_score for lever in unknown.levers] == [
-            lever.mean_score for lever in known.levers
-        ]
-        low, high = unknown.interval
-        assert low <= unknown.score <= high
-        assert all(lever.interval[0] < lever.interval[1] for lever in unknown.levers)
-        if scale == 1.0:
-            assert unknown == known
+        assert unknown == known
+
+    @pytest.mark.parametrize(
+        ("value", "bounds"),
+        [
+            (0.0, (-math.inf, 0.0)),
+            (1.0, (1.0, math.inf)),
+            (-7.0, (-math.inf, math.inf)),
+            (7.0, (0.0, math.inf)),
+        ],
+    )
+    def test_a_metric_over_a_set_may_always_have_a_value_at_a_bound(self, value, bounds):
+        metric = ConfusionMetric(lambda counts, labels: value, bounds=bounds)
+        result = measured(Engine(), classifier(), EXAMPLES, metric)
+        low, high = result.interval
+        assert -math.inf < low - 1e-3 < value < high + 1e-3 < math.inf
+        assert all(math.isfinite(end) for lever in result.levers for end in lever.interval)
 
     def test_failed_calls_do_not_affect_the_gain_of_calibration(self):
         """Calibration changes none of this model's answers, so only failed calls could cause a gain."""
