@@ -177,9 +177,9 @@ def current_caller() -> object:
 class TruncationCounter:
     """A counter of truncated replies.
 
-    Make the LM calls in a context with the settings that `with_caller(counter)` returns. DSPy appends each call to its
-    callers' histories, unless the user has disabled DSPy's history. The counter serves as its own
-    history, but stores no entries.
+    Make the LM calls in a context with the settings that `with_caller(counter)` returns. DSPy
+    appends each call to its callers' histories, unless the user has disabled DSPy's history. The
+    counter serves as its own history, but stores no entries.
 
     Attributes:
         num_truncated: Number of truncated replies.

@@ -96,9 +96,7 @@ def _check_command(args: argparse.Namespace) -> str:
         "--inputs": args.inputs,
         "--demos": args.demos,
         "--lm": args.lm,
-        "--api-base": None
-        if args.api_base is None
-        else "URL",  # Hide the URL, because it may contain a key.
+        "--api-base": args.api_base and "URL",  # Hide the URL, because it may contain a key.
         "--api-key-env": args.api_key_env,
         "--max-tokens": args.max_tokens,
         "--adapter": args.adapter,

@@ -158,7 +158,8 @@ class _Measurement:
     """A metric's values for the answers of the original and of a finalist.
 
     Attributes:
-        answered: The examples that both programs answered, each with the two answers.
+        answered: The examples with answers of both programs, each with the two answers. A failed
+            call may count as an answer without a label.
         as_it_is: The metric's value for all answers of the original.
         before, after: The metric's values on the examples in `answered`, for the original and
             for the finalist.
@@ -181,7 +182,7 @@ class _Measurement:
 
     @property
     def observed(self) -> float:
-        """The gain on the examples that both programs answered."""
+        """The gain on the examples in `answered`."""
         return self.after - self.before
 
     @property

@@ -74,9 +74,8 @@ class Plan:
     num_first_examples: int = 1  # number of examples on which an ordering is first scored
     num_more_examples: int = 0  # number of examples added each time an ordering is scored again
     num_entrants: int = 0  # number of the search's best candidates that enter the race
-    race_calls: int = (
-        0  # number of program calls in the race, in addition to calls left over from the search
-    )
+    # Number of program calls in the race, in addition to calls left over from the search.
+    race_calls: int = 0
     original_share: float = 0.0  # share of the race's calls that score the original before the heats
 
     @property

@@ -32,9 +32,8 @@ from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.calibration import LOG_DECIMALS
 
-LONGEST_CALL = (
-    0.05  # maximum time per metric call, in seconds; slower metrics may call a model outside DSPy
-)
+# Maximum time per metric call, in seconds. Slower metrics may call a model outside DSPy.
+LONGEST_CALL = 0.05
 LONGEST_PROBE = 10.0  # maximum time for scoring labels, in seconds
 PROBE_SHARE = 0.1  # maximum time for scoring labels, as a share of `max_seconds`
 

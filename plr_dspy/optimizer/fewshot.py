@@ -96,7 +96,7 @@ class PLFewShot(LearningOptimizer):
 
     By default, a quarter of the trainset (at most 50 examples) becomes demos; the rest is for
     scoring. The unchanged student is also a candidate. Another candidate replaces the student only
-    if a gain is three times as likely as a loss. For the user's own `programs`, 1.5 times is
+    if a gain is at least three times as likely as a loss. For the user's own `programs`, 1.5 times is
     enough. `min_probability` replaces both rules.
 
     Args:
@@ -135,7 +135,7 @@ class PLFewShot(LearningOptimizer):
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
             None requires `max_metric_calls`.
         all others: As in `PLReorder`. Bootstrapping may use a quarter of `max_cost` and
-            `max_seconds`. Together with proposals before the search, it may use 40%.
+            `max_seconds`. Bootstrapping and proposals before the search may together use 40%.
 
     Attributes:
         report: As in `PLReorder`. Demo indices refer to the pools in ``report.slots``, which
@@ -437,7 +437,7 @@ class PLFewShot(LearningOptimizer):
         instructions: Mapping[str, Sequence[Instruction]],
         payer: ProgramEvaluator,
     ) -> CompileSetup:
-        """Return the setup with a search space of the bootstrapped demos and `instructions`, and a new plan.
+        """Return the setup with a new plan, and with the bootstrapped demos and `instructions` in the search space.
 
         Also set the call limit of the payer's budget to match this plan.
         """

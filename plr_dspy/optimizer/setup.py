@@ -162,7 +162,7 @@ class CompileSetup(DemoChoices):
 
     @property
     def scored_examples(self) -> Examples:
-        """The train split, followed by the selection split. The keys of scored calls index this list."""
+        """The train split, followed by the selection split. Call records are keyed by indices into it."""
         return [*self.splits.train, *self.splits.selection]
 
     @property

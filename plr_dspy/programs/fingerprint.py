@@ -6,8 +6,8 @@ represented by its name. Connection settings, such as keys and addresses, are om
 the results that optimizers store in programs.
 `describe` also covers private attributes of the user's modules, except secrets and attributes that
 calls may change. `digest_of_program` covers the private attributes of all of the user's objects,
-except secrets. It also covers the addresses of models, except that of the default model: two
-programs may differ only in these attributes or addresses.
+except secrets. It also covers the addresses of models, except that of the default model,
+because two programs may have no other difference.
 """
 
 import ast
@@ -47,13 +47,8 @@ ADDRESS = re.compile(r"api_base|base_url|endpoint")  # names of settings that co
 SECRET = re.compile(r"api_key|secret|password|token$|credential")
 
 CONTAINERS = (dict, list, set, deque)
-CHANGING = (
-    *CONTAINERS,
-    int,
-    float,
-    date,
-    random.Random,
-)  # types of private attributes that calls may change
+# Types of private attributes that calls may change.
+CHANGING = (*CONTAINERS, int, float, date, random.Random)
 # Types whose private attributes digests omit, because these repeat other parts or do not affect scores.
 WITHOUT_PRIVATE = (
     type,
@@ -359,9 +354,8 @@ def _source(code: CodeType) -> str:
             return "\n".join(ast.unparse(node) for node in lambdas if node.lineno == code.co_firstlineno)
         return ast.unparse(ast.parse(dedent(inspect.getsource(code))))
     except (OSError, SyntaxError, ValueError):
-        if not code.co_name.startswith(
-            "__"
-        ):  # Methods that Python generates for dataclasses have no source.
+        # Methods that Python generates for dataclasses have no source.
+        if not code.co_name.startswith("__"):
             logger.warning(
                 "%s has no readable source code, so a resumed run cannot detect changes to it: define it in a file",
                 code.co_name,

@@ -146,8 +146,8 @@ class Comparison(Part):
         original, chosen, gain: Scores on the compared examples (mean scores, or the values of a
             metric over a set), and their difference.
         interval: 95% interval of `gain`, Bonferroni-corrected for the number of orders or
-            raced programs. For a metric over a set, `gain` also includes the examples of the
-            search, which favor the chosen order. Then use `gain_interval`.
+            raced programs. For a metric over a set, `gain` is also measured on the examples
+            of the search, which favor the chosen order. In this case, use `gain_interval`.
         expected_gain, gain_interval: Expected gain on new examples and its 95% interval. The
             gain is shrunk, because the order was selected as the best of many.
         probability, probability_worse: Probabilities that the chosen order is better or worse than
@@ -206,9 +206,8 @@ class Evidence(Part):
 
     num_met: int  # number of examples on which at least two orders were scored
     num_differing: int  # number of examples on which scores differed
-    num_compared: (
-        int  # number of examples with scores of the original and the chosen or most promising order
-    )
+    # Number of examples with scores of the original and the chosen or most promising order.
+    num_compared: int
 
 
 class ErrorCount(Part):

@@ -104,9 +104,8 @@ class ConfusionScores(EffectiveScores):
         self._right_labels = list(right_labels)
         self._columns: dict[str | None, int] = {label: index for index, label in enumerate(self.labels)}
         self._rows = np.array([self._columns[label] for label in right_labels], dtype=np.int64)
-        self._is_of_label = np.eye(len(self.labels))[
-            self._rows
-        ]  # 1 for each example's label, else 0, [n, k]
+        # 1 for each example's label, and 0 for all other labels, [n, k].
+        self._is_of_label = np.eye(len(self.labels))[self._rows]
         self._num_of_label = self._is_of_label.sum(axis=0)
         self._shares = self._is_of_label.mean(axis=0)
         self._scores = np.zeros((len(self.labels), len(self.labels) + 1))

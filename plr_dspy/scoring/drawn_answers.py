@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from plr_dspy.statistics.arrays import Array
 
 PSEUDO_EXAMPLES = 0.5  # number of artificial examples per label, so that no count in a reference is 0
-PSEUDO_PAIRS = (
-    1.0  # number of artificial answer pairs per label, so that a few pairs do not look conclusive
-)
+# Number of artificial answer pairs per label, so that a few pairs do not look conclusive.
+PSEUDO_PAIRS = 1.0
 
 
 def wrong_answers(answers: Array, label: int) -> Array:

@@ -72,9 +72,8 @@ class Evaluator:
         self._fingerprints: dict[tuple[Candidate, int | None], str] = {}
         self._candidates: dict[str, Candidate] = {}  # the first candidate with each fingerprint
         self._phases: dict[CallKey, str] = dict.fromkeys(bootstrapped, BOOTSTRAP)
-        self._examples: dict[
-            Candidate, dict[int, None]
-        ] = {}  # each candidate's requested examples, in order
+        # The examples requested for each candidate, in order.
+        self._examples: dict[Candidate, dict[int, None]] = {}
         self.unscored: set[CallKey] = set()
 
     def begin_phase(self, phase: str, *, reserved: int = 0, planned: int = 0) -> None:

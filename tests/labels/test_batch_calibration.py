@@ -191,10 +191,9 @@ class TestChoiceByLabels:
             ways = [name for name in scores if not name.startswith("always")]
             promised = max(scores[name] for name in ways)
             missed += [after - promised, before - scores["as it is"]]
-        assert (
-            np.mean(gains[0.5, 2.0]) > 0.05
-        )  # Calibration helps a model that is biased towards one label.
-        assert min(map(np.mean, gains.values())) > -0.02  # Calibration does no harm to other models.
+        # Calibration helps a model that is biased towards one label, and does no harm to others.
+        assert np.mean(gains[0.5, 2.0]) > 0.05
+        assert min(map(np.mean, gains.values())) > -0.02
         error = np.sqrt(0.15 * (1 / 64 + 1 / 600))
         assert abs(np.mean(missed)) < 0.02
         assert np.mean(np.abs(missed) < 2 * error) >= 0.9

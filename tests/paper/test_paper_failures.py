@@ -159,9 +159,8 @@ def test_a_killed_grid_leaves_no_workers_and_resumes(server, data, tmp_path, in_
     workers = children(grid.pid)
     os.kill(grid.pid, number)
     grid.join(30)
-    deadline = (
-        time.monotonic() + 120
-    )  # Ray's daemons check only occasionally whether their parent is alive.
+    # Ray's daemons check only occasionally whether their parent is alive.
+    deadline = time.monotonic() + 120
     while any(map(alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [pid for pid in workers if alive(pid)]

@@ -22,11 +22,8 @@ from plr_dspy.statistics.comparisons import draw_deviations, likely_bounds, mean
 
 SHAPES = st.tuples(st.integers(1, 12), st.integers(2, 6))
 SCORES = SHAPES.flatmap(lambda shape: arrays(np.float64, shape, elements=st.floats(-20, 20)))
-DEVIATIONS = {
-    "largest": 0.5,
-    "disagreement": 1.0,
-    "usual": 0.1,
-}  # These are arguments of `draw_deviations`.
+# Arguments of `draw_deviations`.
+DEVIATIONS = {"largest": 0.5, "disagreement": 1.0, "usual": 0.1}
 TABLES = SCORES.map(lambda scores: log_softmax(scores, axis=1))
 
 

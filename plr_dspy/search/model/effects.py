@@ -131,9 +131,8 @@ class ResponseEffects:
         noise = self.noise
         directions = self._directions
         num_contrasts = len(self._contrasts)
-        bias_priors = self._label_bias_variance + np.where(
-            self._is_outsider, OUTSIDER_LABEL_BIAS, 0.0
-        )  # [m]
+        additional_variances = np.where(self._is_outsider, OUTSIDER_LABEL_BIAS, 0.0)
+        bias_priors = self._label_bias_variance + additional_variances  # [m]
         slope_priors = self._slope_variance + np.where(self._is_outsider, OUTSIDER_SLOPE, 0.0)  # [m]
         examples, example_variances = self._examples_without_own_cell()
         weights = self._known * noise / (noise + example_variances)  # [m, E]

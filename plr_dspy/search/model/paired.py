@@ -31,9 +31,8 @@ PRIOR_OUTSIDER = 0.5  # prior probability that one program is an outsider, given
 OUTSIDER_DEVIATION = 0.2  # additional prior standard deviation of an outsider's effect
 PRIOR_EXAMPLES = 50.0  # weight of the prior that errors are independent, as a number of examples
 MAX_ROUNDING = 1e-9  # maximum relative deviation of scores that differ only by rounding errors
-MIN_VARIANCE = (
-    0.02  # minimum variance of errors, because equal scores on a few examples may be due to chance
-)
+# Minimum variance of errors, because equal scores on a few examples may be due to chance.
+MIN_VARIANCE = 0.02
 
 
 class PairedProcess:
