@@ -21,7 +21,7 @@ from plr_dspy.labels.checks import (
     warn_of_labels_without_examples,
 )
 from plr_dspy.metrics.confusion import SetMetric
-from plr_dspy.programs.attached_results import result_attributes
+from plr_dspy.programs.attached_results import CALIBRATION_REPORT, result_attributes
 from plr_dspy.programs.checks import AnyMetric, Checked, check_given
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest
@@ -398,6 +398,10 @@ def _checked_copy(
 
 
 def _remove_earlier_results(program: dspy.Module) -> None:
-    """Remove the results of earlier optimizers, because they describe the original program, not the copy."""
+    """Remove the results of earlier optimizers, because they describe the original program, not the copy.
+
+    Keep the report of a calibration, because the copy is calibrated in the same way.
+    """
     for name in result_attributes(program):
-        delattr(program, name)
+        if name != CALIBRATION_REPORT:
+            delattr(program, name)

@@ -5,6 +5,7 @@ from typing import Any
 
 import dspy
 
+CALIBRATION_REPORT = "calibration_report"
 SCORES_OF_RESULTS = "val_aggregate_scores"  # name of the scores in `detailed_results`, as in `dspy.GEPA`
 
 
@@ -15,8 +16,9 @@ def result_attributes(module: object) -> list[str]:
     """
     attributes = vars(module)
     names = []
-    if isinstance(attributes.get("reorder_report"), Mapping):
-        names.append("reorder_report")
+    for name in ("reorder_report", CALIBRATION_REPORT):
+        if isinstance(attributes.get(name), Mapping):
+            names.append(name)
     results = attributes.get("detailed_results")
     is_own = isinstance(results, Mapping) and SCORES_OF_RESULTS in results
     if is_own or hasattr(results, SCORES_OF_RESULTS):

@@ -150,6 +150,7 @@ def with_results(program):
     """Return the program with results of optimizers as attributes. No two calls attach the same results."""
     unique = time.perf_counter()
     program.reorder_report = {"seconds": unique}
+    program.calibration_report = {"num_examples": unique}
     candidate = dspy.Predict(f"question -> answer{int(unique * 1e6)}")
     for name in ("candidate_programs", "mb_candidate_programs"):
         setattr(program, name, [{"score": 0.5, "program": candidate}])
