@@ -56,6 +56,12 @@ class LabelOutput:
             indices.append(index)
         return np.array(indices, dtype=np.int64)
 
+    def num_none(self, examples: Sequence[Value]) -> int:
+        """Return the number of examples with the answer None, or 0 if the output must have a label."""
+        if not self.optional:
+            return 0
+        return sum(self.name in example and example[self.name] is None for example in examples)
+
     def counts(self, examples: Sequence[Value]) -> Array:
         """Return how many examples have each label, ``[L]``."""
         indices = self.numbers(examples)

@@ -231,6 +231,8 @@ def label_work(setup: CompileSetup, calibrate: bool | Mapping[Any, float]) -> La
     examples = setup.scored_examples
     if isinstance(output, str):
         return output
+    if output.num_none(examples):
+        return f"None is the right value of {output.name!r} in some examples, and has no log-probability"
     if any(isinstance(part, CalibratedProgram) for _, part in sub_modules(setup.program)):
         return "a part of the program is calibrated"
     scores = label_scores(metric, examples, output, max_seconds=setup.options.max_seconds)

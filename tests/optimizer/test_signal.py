@@ -7,13 +7,15 @@ import label_world
 import pytest
 from fakes import Program, digest, failure
 from label_engines import REFUSAL
-from label_world import DEMOS, EXAMPLES, Engine, comparable, exact, go, number, student
+from label_world import DEMOS, EXAMPLES, KIND, Engine, comparable, exact, go, labeled, number, student
 
 from plr_dspy.labels.reader import NoProbabilities
 
 SILENCE = "fake/x returns no log-probabilities"
 ALONE = "the metric raises TypeError for a prediction whose only field is 'label'"
 SEVERAL = "the program calls its classifier several times per answer"
+NO_LABEL = "None is the right value of 'label' in some examples, and has no log-probability"
+SOME_WITHOUT_LABEL = [*EXAMPLES[:50], *(labeled(example.text, None) for example in EXAMPLES[50:])]
 PAPER = {"auto": "paper", "max_metric_calls": 300, "num_samples": 3, "num_final_draws": 2}
 
 
@@ -30,6 +32,7 @@ class TestWithoutLogProbabilities:
             ("no output is a Literal, an enum or a bool", {}, {"program": student(str)}),
             ("the first calls failed", {}, {"failing": (0, 1), "max_errors": 5}),
             (SEVERAL, {}, {"program": label_world.twice()}),
+            (NO_LABEL, {}, {"program": student(KIND | None), "trainset": SOME_WITHOUT_LABEL}),
         ],
     )
     def test_calls_and_result_are_the_same_as_in_a_search_by_scores(self, reason, engine, options):
