@@ -423,6 +423,12 @@ def _why_unlabeled(
     """
     if not unlabeled:
         return "", ""
+    num_none = output.num_none(unlabeled)
+    if num_none:
+        return (
+            f"; {num_none} have the answer None",
+            "if None is a category, make it a label, such as 'none'",
+        )
     values = output.other_values(unlabeled)
     if values:
         fix = "replace these values with labels"

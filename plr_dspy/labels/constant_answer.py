@@ -64,9 +64,10 @@ def _frequent_answers(program: dspy.Module, examples: Examples) -> list[dict[str
     """Return the most frequent answers in the examples. Labels are converted to the output's type."""
     output = label_output(program)
     if isinstance(output, LabelOutput) and output.counts(examples).any():
-        labels = list(output.labels.values())
-        most_frequent = np.argsort(-output.counts(examples), kind="stable")[:MAX_LABELS]
-        return [{output.name: labels[index]} for index in most_frequent]
+        values = [*output.labels.values(), None]
+        counts = np.append(output.counts(examples), output.num_none(examples))
+        most_frequent = np.argsort(-counts, kind="stable")[:MAX_LABELS]
+        return [{output.name: values[index]} for index in most_frequent if counts[index]]
     answer = _most_frequent_row(program, examples)
     return [answer] if answer else []
 
