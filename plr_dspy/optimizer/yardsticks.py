@@ -23,7 +23,6 @@ from plr_dspy.report.formats import count
 from plr_dspy.report.schema import Alternative, PairedGain
 from plr_dspy.retrieval.nearest import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
-from plr_dspy.scoring.confusion_scores import Answer
 from plr_dspy.scoring.observations import Observations
 from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.search import mean_score
@@ -108,12 +107,8 @@ def _score_at_random(
     observations = run.observations
     metric = run.evaluator.confusion_scores
     if metric is not None:
-        answers: list[Answer] = []
-        for ordering, records in zip(orderings, _first_records(run, orderings), strict=True):
-            answers += metric.answers(records, fitted.revised_labels(ordering)).items()
         to_metric_scale = decision.scale_of_metric(run.original)
-        slope = to_metric_scale(1.0) - to_metric_scale(0.0)
-        return metric.clip(metric.value(answers) + slope * fitted.effect_of_length(orderings, longest))
+        return metric.clip(to_metric_scale(fitted.expected_at_random(orderings, longest)))
     if run.plan.racing:
         return fitted.expected_at_random(orderings, longest)
     # All orderings are scored on the same examples, so no model is needed.
@@ -125,7 +120,8 @@ def _constant_answer(setup: CompileSetup) -> Alternative | None:
     """Return the score of the best constant answer, or None if it is unknown or labels are not classes."""
     if setup.splits.classes is None or not setup.program.predictors():
         return None
-    examples = setup.scored_examples[:MAX_EXAMPLES]
+    # The train split may have other shares of labels, so begin with the selection split.
+    examples = [*setup.splits.selection, *setup.splits.train][:MAX_EXAMPLES]
     with contextlib.suppress(Exception, SystemExit):
         constant = best_constant(setup.options.metric, setup.program, examples)
         if constant is not None:
