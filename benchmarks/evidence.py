@@ -42,7 +42,7 @@ LIVE_SIDES = {
     "`PLFewShot`": "PLFewShot@300",
     "`PLFewShot(calibrate=True)`": "PLFewShot calibrated@300",
     "`PLFewShot`, then `BatchCalibration`": "PLFewShot, then calibrated@300",
-    "`PLFewShot(instructions=\"propose\")`": "PLFewShot propose@300",
+    '`PLFewShot(instructions="propose")`': "PLFewShot propose@300",
     "`MIPROv2` for half of the calls, then `PLFewShot`": "MIPROv2, then PLFewShot@300",
 }
 """Sides of `live.py`, keyed by their names in the docs."""

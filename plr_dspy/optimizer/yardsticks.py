@@ -104,15 +104,16 @@ def _score_at_random(
     """Estimate the mean score of the `longest` orderings from the calls of the random `orderings`."""
     fitted = decision.fitted
     assert fitted is not None
-    observations = run.observations
     metric = run.evaluator.confusion_scores
-    if metric is not None:
-        to_metric_scale = decision.scale_of_metric(run.original)
-        return metric.clip(to_metric_scale(fitted.expected_at_random(orderings, longest)))
     if run.plan.racing:
-        return fitted.expected_at_random(orderings, longest)
+        score = fitted.expected_at_random(orderings, longest)
+        return score if metric is None else metric.clip(decision.scale_of_metric(run.original)(score))
     # All orderings are scored on the same examples, so no model is needed.
-    scores = fitted.counted(observations.scores())
+    if metric is not None:
+        records = run.observations.records
+        values = [metric.value(metric.answers(records[ordering], {}).items()) for ordering in orderings]
+        return float(np.mean(values))
+    scores = fitted.counted(run.observations.scores())
     return float(np.mean([mean_score(scores[ordering]) for ordering in orderings]))
 
 
