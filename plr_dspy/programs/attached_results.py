@@ -6,6 +6,7 @@ from typing import Any
 import dspy
 
 CALIBRATION_REPORT = "calibration_report"
+KEYS_OF_TRIALS = {"full_eval_program", "mb_program", "total_eval_calls_so_far"}
 SCORES_OF_RESULTS = "val_aggregate_scores"  # name of the scores in `detailed_results`, as in `dspy.GEPA`
 
 
@@ -26,7 +27,22 @@ def result_attributes(module: object) -> list[str]:
     for name in ("candidate_programs", "mb_candidate_programs"):
         if _lists_candidates(attributes.get(name)):
             names.append(name)
+    if _logs_trials(attributes.get("trial_logs")):
+        names.append("trial_logs")
+        # `dspy.MIPROv2` also sets these attributes. The list is empty if it scored no minibatches.
+        if attributes.get("mb_candidate_programs") == []:
+            names.append("mb_candidate_programs")
+        for name in ("score", "total_calls", "prompt_model_total_calls"):
+            if isinstance(attributes.get(name), (int, float)):
+                names.append(name)
     return names
+
+
+def _logs_trials(value: Any) -> bool:
+    """Return whether a value contains logs of the trials of `dspy.MIPROv2`."""
+    if not isinstance(value, Mapping):
+        return False
+    return any(isinstance(log, Mapping) and KEYS_OF_TRIALS & log.keys() for log in value.values())
 
 
 def _lists_candidates(value: Any) -> bool:

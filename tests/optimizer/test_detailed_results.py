@@ -154,6 +154,10 @@ def with_results(program):
     candidate = dspy.Predict(f"question -> answer{int(unique * 1e6)}")
     for name in ("candidate_programs", "mb_candidate_programs"):
         setattr(program, name, [{"score": 0.5, "program": candidate}])
+    if not hasattr(program, "score"):  # The user's own attribute stays.
+        program.trial_logs = {1: {"full_eval_program": candidate, "full_eval_score": unique}}
+        program.score = unique
+        program.mb_candidate_programs = []
     return program
 
 
