@@ -110,8 +110,12 @@ def _score_at_random(
         return score if metric is None else metric.clip(decision.scale_of_metric(run.original)(score))
     # All orderings are scored on the same examples, so no model is needed.
     if metric is not None:
-        records = run.observations.records
-        values = [metric.value(metric.answers(records[ordering], {}).items()) for ordering in orderings]
+        observations = run.observations
+        values = []
+        for ordering in orderings:
+            failures = observations.counted_failures(ordering)
+            answers = metric.answers(observations.records[ordering], {}, failures=failures)
+            values.append(metric.value(answers.items()))
         return float(np.mean(values))
     scores = fitted.counted(run.observations.scores())
     return float(np.mean([mean_score(scores[ordering]) for ordering in orderings]))

@@ -136,29 +136,36 @@ class ConfusionScores(EffectiveScores):
         self.table[:] = self._scores[self._rows, :-1]
 
     def set_reference(
-        self, best_first: Iterable[tuple[Records, Labels]], *, min_candidates: int = 1
+        self, best_first: Iterable[tuple[Records, Labels, set[int]]], *, min_candidates: int = 1
     ) -> None:
         """Linearize the metric at the answers of the best candidates.
 
-        `best_first` yields each candidate's records, with the labels that replace recorded answers.
-        Use at least `min_candidates` candidates. Add others until there are at least as many answers
-        as examples, and `ENOUGH_ANSWERS` answers for each correct label.
+        `best_first` yields each candidate's records, the labels that replace recorded answers, and
+        the examples on which failed calls count. Use at least `min_candidates` candidates. Add others
+        until there are at least as many answers as examples, and `ENOUGH_ANSWERS` answers for each
+        correct label.
         """
         reference: list[Answer] = []
-        for number, (records, labels) in enumerate(best_first, start=1):
-            reference += self.answers(records, labels).items()
+        for number, (records, labels, failures) in enumerate(best_first, start=1):
+            reference += self.answers(records, labels, failures=failures).items()
             counts = Counter(self._right_labels[example] for example, _ in reference)
             is_enough = all(counts[label] >= ENOUGH_ANSWERS for label in set(self._right_labels))
             if number >= min_candidates and is_enough and len(reference) >= self.num_examples:
                 break
         self.linearize_at(reference)
 
-    def answers(self, records: Records, labels: Labels) -> dict[int, str | None]:
-        """Return a candidate's answers, but omit failed calls. `labels` replace recorded answers."""
+    def answers(
+        self, records: Records, labels: Labels, *, failures: Iterable[int] = ()
+    ) -> dict[int, str | None]:
+        """Return a candidate's answers. `labels` replace recorded answers.
+
+        Failed calls on the examples in `failures` count as answers without a label. Other failed
+        calls are omitted.
+        """
         answers = {example: record.value for example, record in records.items() if record.outcome != FAILED}
         for example in answers.keys() & labels.keys():
             answers[example] = self.labels[labels[example]]
-        return answers
+        return {**answers, **dict.fromkeys(failures)}
 
     def score_of(self, example: int, record: CallRecord) -> float | None:
         if not (record.outcome or isinstance(record.value, str)):

@@ -25,12 +25,13 @@ class EffectiveScores:
         return None
 
     def set_reference(
-        self, best_first: Iterable[tuple[Records, Labels]], *, min_candidates: int = 1
+        self, best_first: Iterable[tuple[Records, Labels, set[int]]], *, min_candidates: int = 1
     ) -> None:
         """Do nothing, because the metric's own scores need no reference.
 
         A subclass may calculate scores relative to the answers of at least `min_candidates` of the
-        best candidates. A candidate's labels, if any, replace its recorded answers.
+        best candidates. A candidate's labels, if any, replace its recorded answers. The examples in
+        the set have failed calls that count as answers without a label.
         """
 
     def counted(self, scores: Scores) -> Scores:

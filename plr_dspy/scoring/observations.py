@@ -119,8 +119,9 @@ class Observations:
         known = [candidate for candidate in best_first if candidate in self.records]
         labels = (fitted.revised_labels(candidate) if fitted is not None else {} for candidate in known)
         records = (self.records[candidate] for candidate in known)
+        failures = (self.counted_failures(candidate) for candidate in known)
         self.effective_scores.set_reference(
-            zip(records, labels, strict=True), min_candidates=min_candidates
+            zip(records, labels, failures, strict=True), min_candidates=min_candidates
         )
 
     def _score(self, example: int, record: CallRecord) -> float:

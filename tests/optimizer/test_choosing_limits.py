@@ -215,7 +215,7 @@ def test_failed_calls_count_like_unparsable_replies(metric, first):
         results.append((choice.name, {way.name: way.score for way in choice.report.programs}))
     (chosen_if_failing, scores_if_failing), (chosen_if_unread, scores_if_unread) = results
     assert chosen_if_failing == chosen_if_unread
-    assert scores_if_failing == pytest.approx(scores_if_unread, abs=0.05)
+    assert scores_if_failing == pytest.approx(scores_if_unread, abs=0.001)
 
 
 @pytest.mark.parametrize("metric", [F1(), F1("yes"), BalancedAccuracy(), MatthewsCorrelation()])
