@@ -100,7 +100,13 @@ class Decision:
         share = 1.0
         if linear_gain > 0 and self.chosen:
             share = comparison.expected_gain / linear_gain
-        return lambda expected: start + share * (expected - before)
+
+        def to_metric_scale(expected: float) -> float:
+            # Losses are not on the way to the chosen candidate, so do not increase them.
+            factor = share if expected > before else min(1.0, share)
+            return start + factor * (expected - before)
+
+        return to_metric_scale
 
 
 @dataclass(frozen=True)
@@ -262,8 +268,8 @@ class _ScoredFinalists:
         self, metric: ConfusionScores, candidate: Candidate, labels: Labels
     ) -> dict[int, str | None]:
         """Return a candidate's answers. As in the model, most failed calls count as incorrect answers."""
-        answers = metric.answers(self.observations.records[candidate], labels)
-        return {**answers, **dict.fromkeys(self.observations.counted_failures(candidate))}
+        failures = self.observations.counted_failures(candidate)
+        return metric.answers(self.observations.records[candidate], labels, failures=failures)
 
     def _by_model(self, reference: Candidate) -> list[Result]:
         """Return the finalists' results, with gains estimated by the score model."""

@@ -15,6 +15,9 @@ from plr_dspy.statistics.comparisons import TAIL, paired_interval
 # A normal approximation is reliable if scores differ on at least this many examples.
 ENOUGH_DIFFERING = 20
 
+# Maximum share of a metric's gain that half of the finalist's answers may cause.
+MOST_AT_HALF = 0.75
+
 
 def compare_mean_scores(
     original: Sequence[float],
@@ -238,9 +241,11 @@ def _corrected_gain(
     expected_gain = min(gain.expected, observed)
     if min(gain.expected, observed, mean_linear_gain) > 0:
         share = min(1.0, gain.expected / mean_linear_gain)
+        half_gain = metric.value_between(measurement.answered, share / 2) - measurement.before
         expected_gain = metric.value_between(measurement.answered, share) - measurement.before
-        # Some metrics do not increase steadily with the share.
-        if not 0.0 < expected_gain <= observed:
+        # Some metrics jump at small shares, or do not increase steadily with the share.
+        is_steady = 0.0 < half_gain < MOST_AT_HALF * expected_gain
+        if not is_steady or expected_gain > observed:
             expected_gain = share * observed
     # Adding 0.0 turns -0.0 into 0.0.
     expected = round(metric.clip(as_it_is + expected_gain) - as_it_is, 9) + 0.0
