@@ -423,18 +423,15 @@ def _why_unlabeled(
     """
     if not unlabeled:
         return "", ""
-    num_none = output.num_none(unlabeled)
-    if num_none:
-        return (
-            f"; {num_none} have the answer None",
-            "if None is a category, make it a label, such as 'none'",
-        )
     values = output.other_values(unlabeled)
     if values:
         fix = "replace these values with labels"
         if are_whole_numbers([example.get(output.name) for example in unlabeled]):
             fix += f"; {NAMES_OF_CLASSES}"
         return f", but {output.describe(values, unlabeled)}", fix
+    num_none = output.num_none(unlabeled)
+    if num_none:
+        return f" (None: {num_none})", "if None is a category, make it a label, such as 'none'"
     if any(output.name in example for example in examples):
         return "", "add labels to these examples"
     if any(example.labels().keys() for example in unlabeled):

@@ -40,6 +40,8 @@ def best_constant(metric: Metric, program: dspy.Module, examples: Examples) -> C
     constants = []
     for answer in _frequent_answers(program, examples):
         results = metric_results(metric, examples, [answer for _ in examples])
+        if not results and None in answer.values():
+            continue  # The metric may accept only labels.
         if not results:
             return None
         labels = [name_of_label(value) for value in answer.values()]
