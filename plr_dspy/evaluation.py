@@ -35,7 +35,13 @@ from plr_dspy.scoring.causes import cause_of, fix_for
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.run_log import FAILED, FUNCTION_FACT, WRONG, CallRecord, open_log
 from plr_dspy.search.space import Candidate
-from plr_dspy.statistics.comparisons import TAIL, likely_bounds, mean_interval, paired_interval
+from plr_dspy.statistics.comparisons import (
+    TAIL,
+    likely_bounds,
+    limited_interval,
+    mean_interval,
+    paired_interval,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -396,10 +402,7 @@ class _MeanScores:
         scores_after = self._scores(after)
         low, high = likely_bounds([*scores_before, *scores_after])
         differences = [new - old for old, new in zip(scores_before, scores_after, strict=True)]
-        largest = high - low
-        # The largest possible difference is needed only if all observed differences are 0.
-        least, most = paired_interval(differences, largest=0.0 if any(differences) else largest)
-        return max(-largest, least), min(largest, most)
+        return limited_interval(differences, high - low)
 
     def _scores(self, records: Sequence[CallRecord]) -> list[float]:
         return [self._least if record.score is None else record.score for record in records]

@@ -10,7 +10,7 @@ from plr_dspy.report.schema import Comparison, PairedGain, ScoreRange
 from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores, Pair
 from plr_dspy.search.model.ordering_model import DEVIATIONS, Gain
 from plr_dspy.statistics.arrays import Array
-from plr_dspy.statistics.comparisons import TAIL, paired_interval
+from plr_dspy.statistics.comparisons import TAIL, limited_interval
 
 # A normal approximation is reliable if scores differ on at least this many examples.
 ENOUGH_DIFFERING = 20
@@ -44,7 +44,7 @@ def compare_mean_scores(
     least_chosen = expected_chosen[1] - lowest
     interval = (0.0, 0.0)
     if not original_stays:
-        interval = _limited_interval(gains, highest - lowest, num_comparisons=max(1, num_candidates - 1))
+        interval = limited_interval(gains, highest - lowest, num_comparisons=max(1, num_candidates - 1))
     return Comparison(
         original=sum(original) / len(original),
         chosen=sum(chosen) / len(chosen),
@@ -97,7 +97,7 @@ def paired_gain(before: Mapping[int, float], after: Mapping[int, float]) -> Pair
     lowest, highest = _range([*before.values(), *after.values()])
     return PairedGain(
         gain=sum(differences) / len(both),
-        interval=_limited_interval(differences, highest - lowest),
+        interval=limited_interval(differences, highest - lowest),
         num_examples=len(both),
     )
 
@@ -105,16 +105,6 @@ def paired_gain(before: Mapping[int, float], after: Mapping[int, float]) -> Pair
 def _range(scores: Sequence[float]) -> tuple[float, float]:
     """Return the assumed range of the metric: 0 to 1, extended to include all of these scores."""
     return min(0.0, *scores), max(1.0, *scores)
-
-
-def _limited_interval(
-    differences: Sequence[float], largest: float, *, num_comparisons: int = 1
-) -> tuple[float, float]:
-    """Return the 95% interval for a mean paired difference, limited to the largest possible difference."""
-    # Equal scores on a few examples do not imply equal scores on all examples.
-    assumed = 0.0 if any(differences) else largest
-    low, high = paired_interval(differences, num_comparisons=num_comparisons, largest=assumed)
-    return max(low, -largest), min(high, largest)
 
 
 def paired_gain_by_metric(metric: ConfusionScores, before: Answers, after: Answers) -> PairedGain | None:

@@ -6,7 +6,6 @@ may be worse than a simpler method. The scores need no extra program calls.
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from plr_dspy.report.schema import Alternative, PairedGain
 from plr_dspy.retrieval.nearest import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.scoring.observations import Observations
-from plr_dspy.scoring.run_log import FAILED, CallRecord
+from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.search.search import mean_score
 from plr_dspy.search.space import Ordering, Scores
 
@@ -67,10 +66,8 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
         return None
     examples = set[int]().union(*(scores[ordering] for ordering in orderings))
     metric = run.evaluator.confusion_scores
-    if metric is not None:
-        examples = set[int]().union(*_first_records(run, orderings))
-        if metric.unscored_labels(examples):
-            return None
+    if metric is not None and metric.unscored_labels(examples):
+        return None
     slots = setup.slots
     drawn = slots.space.draw(NUM_LONGEST, np.random.default_rng([setup.seed, 1]), longest=True)
     longest = [slots.space.with_first_choices(ordering) for ordering in drawn]
@@ -86,16 +83,6 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
     return Alternative(
         name=name, score=score, num_examples=len(examples), tokens=tokens, num_demos=num_demos
     )
-
-
-def _first_records(run: CompileRun, orderings: Sequence[Ordering]) -> list[dict[int, CallRecord]]:
-    """Return the records of each ordering's first calls, the same number for all orderings.
-
-    The search calls good orderings more often, so using all calls would give them more weight.
-    """
-    rows = [run.observations.records[ordering] for ordering in orderings]
-    number = min(map(len, rows))
-    return [dict(islice(row.items(), number)) for row in rows]
 
 
 def _score_at_random(

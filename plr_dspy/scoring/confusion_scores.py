@@ -174,9 +174,6 @@ class ConfusionScores(EffectiveScores):
             )
         return self.score(example, record.value)
 
-    def score_of_failure(self, example: int) -> float | None:
-        return self.score(example, None)
-
     def score(self, example: int, answer: str | None) -> float:
         """Return the score of an answer to an example, or 0 before a reference is set."""
         return float(self._scores[self._rows[example], self._columns.get(answer, -1)])

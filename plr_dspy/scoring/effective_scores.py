@@ -20,10 +20,6 @@ class EffectiveScores:
         """Return the score of a call on an example, or None if the call has no score."""
         return record.score
 
-    def score_of_failure(self, example: int) -> float | None:
-        """Return the score of a failed call on an example, or None for the lowest known score."""
-        return None
-
     def set_reference(
         self, best_first: Iterable[tuple[Records, Labels, set[int]]], *, min_candidates: int = 1
     ) -> None:

@@ -125,10 +125,7 @@ class Observations:
         )
 
     def _score(self, example: int, record: CallRecord) -> float:
-        if record.outcome == FAILED:
-            score = self.effective_scores.score_of_failure(example)
-        else:
-            score = self.effective_scores.score_of(example, record)
+        score = self.effective_scores.score_of(example, record)
         return math.nan if score is None else score
 
 

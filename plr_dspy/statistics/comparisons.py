@@ -47,6 +47,19 @@ def paired_interval(
     return (mean - margin, mean + margin)
 
 
+def limited_interval(
+    differences: Sequence[float], largest: float, *, num_comparisons: int = 1
+) -> tuple[float, float]:
+    """Return the 95% interval for a mean paired difference, limited to the largest possible difference.
+
+    If all differences are 0, assume that other examples may differ by the largest possible
+    difference.
+    """
+    assumed = 0.0 if any(differences) else largest
+    low, high = paired_interval(differences, num_comparisons=num_comparisons, largest=assumed)
+    return max(low, -largest), min(high, largest)
+
+
 def paired_probability(differences: Sequence[float]) -> float:
     """Return the probability that the mean difference on new examples is above 0.
 
