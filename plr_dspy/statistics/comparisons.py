@@ -52,11 +52,14 @@ def limited_interval(
 ) -> tuple[float, float]:
     """Return the 95% interval for a mean paired difference, limited to the largest possible difference.
 
-    If all differences are 0, assume that other examples may differ by the largest possible
-    difference.
+    If only a few differences are not 0, they may all be small by chance. After K of them, the next
+    is larger than all K with a probability of 1 / (K + 1). Therefore, the artificial difference is
+    at least the largest possible difference divided by K + 1.
     """
-    assumed = 0.0 if any(differences) else largest
-    low, high = paired_interval(differences, num_comparisons=num_comparisons, largest=assumed)
+    num_different = int(np.count_nonzero(differences))
+    low, high = paired_interval(
+        differences, num_comparisons=num_comparisons, largest=largest / (num_different + 1)
+    )
     return max(low, -largest), min(high, largest)
 
 

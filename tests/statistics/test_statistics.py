@@ -18,7 +18,13 @@ from plr_dspy.statistics.calibration import (
     likely_shares,
     shares_to_try,
 )
-from plr_dspy.statistics.comparisons import draw_deviations, likely_bounds, mean_interval, paired_interval
+from plr_dspy.statistics.comparisons import (
+    draw_deviations,
+    likely_bounds,
+    limited_interval,
+    mean_interval,
+    paired_interval,
+)
 
 SHAPES = st.tuples(st.integers(1, 12), st.integers(2, 6))
 SCORES = SHAPES.flatmap(lambda shape: arrays(np.float64, shape, elements=st.floats(-20, 20)))
@@ -110,6 +116,20 @@ class TestIntervals:
         quantile = stats.t.ppf(0.975, n - 1)
         expected = ((b - c) / n - quantile * error, (b - c) / n + quantile * error)
         assert paired_interval(differences) == pytest.approx(expected)
+
+    @pytest.mark.parametrize("num_different", range(4))
+    def test_small_differences_on_few_examples_do_not_imply_certainty(self, num_different):
+        """A few differences of .01 say little about the examples that have not been scored."""
+        differences = [0.01] * num_different + [0.0] * (10 - num_different)
+        low, high = limited_interval(differences, 1.0)
+        assert (low, high) == paired_interval(differences, largest=1.0 / (num_different + 1))
+        assert high > 0.04
+        more = limited_interval([0.01, *differences], 1.0)
+        assert more[1] - more[0] < high - low
+
+    def test_many_small_differences_leave_the_interval_unchanged(self):
+        differences = np.random.default_rng(0).normal(0.0, 0.05, size=60).tolist()
+        assert limited_interval(differences, 1.0) == paired_interval(differences)
 
     @pytest.mark.parametrize(
         ("scores", "bounds"),
