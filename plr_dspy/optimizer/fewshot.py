@@ -59,7 +59,13 @@ from plr_dspy.programs.prefixes import NEW_SHARE, NEW_SHARE_WITH_LOGPROBS
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.programs.splits import Examples, by_content
 from plr_dspy.report.rules import DEFAULT_MAX_DEMOS
-from plr_dspy.retrieval.slots import RetrievalSlots, fixed_and_retrieved, make_pools, variations
+from plr_dspy.retrieval.slots import (
+    NOT_COMPARABLE,
+    RetrievalSlots,
+    fixed_and_retrieved,
+    make_pools,
+    variations,
+)
 from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.search.search import Search
 from plr_dspy.search.space import Ordering
@@ -404,6 +410,11 @@ class PLFewShot(LearningOptimizer):
         retrieval_pools = make_pools(
             program, retrieved, examples=retrievable, embedder=self.embedder, known=known
         )
+        if self.demos == "retrieved" and any(retrieved.values()) and not retrieval_pools:
+            raise UserError(
+                f"demos must not be 'retrieved' if the inputs {NOT_COMPARABLE}: pass demos='fixed' or, if there is "
+                "text without words, an embedder"
+            )
         nearest = variations(self.max_demos, self.min_demos, max_tokens_of_predictor)
         return RetrievalSlots(program, fixed, nearest=nearest, retrieval_pools=retrieval_pools, **limits)
 

@@ -6,7 +6,6 @@ from typing import Any
 from plr_dspy.dspy_compat import (
     CUSTOM_TYPE_END_IDENTIFIER,
     CUSTOM_TYPE_START_IDENTIFIER,
-    serialize_object,
     split_message_content_for_custom_types,
 )
 
@@ -24,9 +23,9 @@ def replaced_in(text: str, replacement: Callable[[str], str]) -> str:
     return "".join(parts)
 
 
-def text_without(value: Any) -> str:
-    """Return a value as text without embedded images, audio clips and files."""
-    return replaced_in(str(serialize_object(value)), lambda data: "")
+def text_without(text: str) -> str:
+    """Return text without embedded images, audio clips and files."""
+    return replaced_in(text, lambda data: "")
 
 
 def countable(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

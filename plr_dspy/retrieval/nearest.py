@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from scipy import sparse
 
 from plr_dspy.errors import UserError
 from plr_dspy.programs.media import text_without
-from plr_dspy.programs.splits import answer_classes, input_key, source_of
+from plr_dspy.programs.splits import answer_classes, input_key, source_of, value_key
 from plr_dspy.report.formats import count
 from plr_dspy.statistics.arrays import Array
 
@@ -247,5 +248,19 @@ def _fitted_vectorizer(texts: Sequence[str]) -> Any:
         return vectorizer.fit(["none"])
 
 
+def can_compare(predictor: dspy.Predict, demos: Sequence[Fields], *, by_words: bool) -> bool:
+    """Return whether any demo's inputs contain text or, if `by_words` is true, words."""
+    names = list(predictor.signature.input_fields)
+    content = re.compile(TOKEN if by_words else r"\S")
+    return any(content.search(_text_of(demo, names)) for demo in demos)
+
+
 def _text_of(fields: Fields, names: Sequence[str]) -> str:
-    return "\n".join(text_without(fields[name]) for name in names if fields.get(name) is not None)
+    """Return the text of the fields `names`, on separate lines, as it would be after saving and loading."""
+    texts = []
+    for name in names:
+        value = fields.get(name)
+        if value is not None:
+            text = value if isinstance(value, str) else value_key(value).decode(errors="backslashreplace")
+            texts.append(text_without(text))
+    return "\n".join(texts)

@@ -1,6 +1,7 @@
 """The search space with retrieval: arrangements of fixed demos, and settings for retrieving demos."""
 
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -11,14 +12,17 @@ import dspy
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.instructions import OWN
 from plr_dspy.programs.slots import PooledDemo, PoolSlots
-from plr_dspy.programs.splits import source_of
-from plr_dspy.retrieval.nearest import NearestDemos, Pool
+from plr_dspy.programs.splits import source_of, value_key
+from plr_dspy.retrieval.nearest import NearestDemos, Pool, can_compare
 from plr_dspy.retrieval.predict import Retrieval, retrieve_in
 from plr_dspy.search.space import Candidate, WholeProgram
 from plr_dspy.statistics.arrays import Array
 
+logger = logging.getLogger(__name__)
+
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"
+NOT_COMPARABLE = "contain no text to compare, only images, for example"
 # Minimum size of pools in which frequent labels are preferred if there is no search. In
 # experiments, this preference raised scores with 1,000 demos but not with 100 (docs/evidence.md).
 LARGE_POOL = 320
@@ -53,16 +57,22 @@ def fixed_and_retrieved(
     """
     only_retrieved = {f"trainset[{number}]" for number in retrievable.keys() - examples.keys()}
     places = {f"trainset[{number}]": place for place, number in enumerate(retrievable)}
+    # The student's own demos precede equal examples in the pools. Retrieve them like any other example.
+    origins = {
+        value_key(dict(example.items())): f"trainset[{number}]" for number, example in retrievable.items()
+    }
     fixed = {}
     retrieved = {}
     for name, demos in pools.items():
         fixed[name] = [demo for demo in demos if demo.origin not in only_retrieved]
-        others = [
-            demo
-            for demo in demos
-            if demo.origin != OWN and (max_tokens is None or demo.tokens <= max_tokens)
-        ]
-        retrieved[name] = sorted(others, key=lambda demo: places.get(demo.origin, -1))
+        others = []
+        for pooled in demos:
+            origin = pooled.origin
+            if origin == OWN:
+                origin = origins.get(value_key(dict(pooled.demo.items())), OWN)
+            if origin != OWN and (max_tokens is None or pooled.tokens <= max_tokens):
+                others.append(replace(pooled, origin=origin))
+        retrieved[name] = sorted(others, key=lambda pooled: places.get(pooled.origin, -1))
     return fixed, retrieved
 
 
@@ -75,6 +85,8 @@ def make_pools(
     known: dict[str, Array],
 ) -> dict[str, Pool]:
     """Return a searchable pool for each predictor with demos to retrieve, keyed by predictor name.
+
+    Predictors are omitted, with a warning, if their inputs have no text to compare.
 
     Args:
         program: The program whose predictors determine which fields to compare.
@@ -90,10 +102,15 @@ def make_pools(
     predictors = dict(program.named_predictors())
     pools = {}
     for name, demos in retrieved.items():
-        if demos:
+        rows = [pooled.demo for pooled in demos]
+        if rows and not can_compare(predictors[name], rows, by_words=embedder is None):
+            logger.warning(
+                "no demos are retrieved for predictor %r, because its inputs %s", name, NOT_COMPARABLE
+            )
+        elif rows:
             pools[name] = Pool(
                 predictors[name],
-                [pooled.demo for pooled in demos],
+                rows,
                 [sources.get(pooled.origin, "") for pooled in demos],
                 embedder=embedder,
                 known=known,

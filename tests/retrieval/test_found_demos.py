@@ -5,6 +5,8 @@ import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
+from datetime import datetime
+from enum import Enum
 from itertools import chain
 
 import dspy
@@ -50,6 +52,9 @@ def color(question):
 
 def by_color(**options):
     return CopyingEngine(lambda demo, asked: color(demo) == color(asked), **options)
+
+
+Thing = Enum("Thing", {f"MEMBER_{i}": f"word{i}" for i in range(30)})
 
 
 class Teaching(CopyingEngine):
@@ -278,10 +283,16 @@ class TestChoice:
             ("thing -> answer", lambda i: "" if i % 2 else f"word{i}"),
             ("thing: int -> answer", lambda i: i),
             ("thing: list[str] -> answer", lambda i: [f"word{i}", "other"]),
-            ("thing: dspy.Image -> answer", lambda i: dspy.Image(f"https://example.org/{i}.png")),
+            (
+                "thing: list[dspy.Image | str] -> answer",
+                lambda i: [f"word{i}", dspy.Image(f"https://example.org/{i}.png")],
+            ),
+            ("thing: Thing -> answer", lambda i: list(Thing)[i]),
+            ("thing: datetime -> answer", lambda i: datetime(2026, 1 + i % 12, 1 + i % 5, i % 24)),
         ],
     )
     def test_inputs_of_all_types_can_be_retrieved_for_and_saved(self, student, value, tmp_path):
+        student = dspy.Signature(student, custom_types={"Thing": Thing, "datetime": datetime})
         trainset = [dspy.Example(thing=value(i), answer=f"answer {i % 3}") for i in range(30)]
         trainset = [example.with_inputs("thing") for example in trainset]
         engine = OrderSensitiveEngine({})
@@ -429,6 +440,18 @@ class TestRetrievingStudents:
         assert engine.num_calls == 0
 
 
+def test_the_students_own_demos_can_be_retrieved():
+    """The student shows 2 of the 45 examples, and all 45 are searched."""
+    trainset = examples()
+    student = dspy.LabeledFewShot(k=2).compile(predict(), trainset=trainset)
+    engine = by_color()
+    with using(engine):
+        program = without_calls(exact_match).compile(student, trainset=trainset)
+        program(question=student.demos[0].question)
+    assert len(program.retrieval.pool.demos) == 45
+    assert student.demos[0].question in str(engine.shown)
+
+
 def test_without_calls_frequent_labels_are_preferred_in_a_large_pool():
     trainset = [LABELED[i % 2].copy(text=f"text {i}") for i in range(320)]
     with using(Engine(), "fake/x"):
@@ -518,6 +541,24 @@ class TestBadInput:
         assert engine.num_calls == 0
         assert optimizer.report.stopped == "time limit"
         assert len(asked) == 45
+
+    def test_inputs_without_text_are_rejected_and_auto_does_not_retrieve_demos(self, caplog):
+        """All images would be equally similar, so every input would get the same demos."""
+        student = predict("picture: dspy.Image -> answer")
+        trainset = []
+        for number in range(30):
+            picture = dspy.Image(f"https://example.org/{number}.png")
+            example = dspy.Example(picture=picture, answer=f"answer {number % 3}")
+            trainset.append(example.with_inputs("picture"))
+        message = "demos must not be 'retrieved' if the inputs contain no text.*pass demos='fixed'"
+        with using(OrderSensitiveEngine({})) as engine, pytest.raises(ValueError, match=message):
+            without_calls(exact_match).compile(student, trainset=trainset)
+        assert not engine.requests
+        optimizer = chooser("auto", max_metric_calls=60)
+        with using(OrderSensitiveEngine({})):
+            optimizer.compile(student, trainset=trainset)
+        assert "no demos are retrieved for predictor 'self'" in caplog.text
+        assert optimizer.report.retrieval.num_pooled == 0
 
     def test_a_pool_without_demos_is_rejected(self):
         student = predict("query -> answer")
