@@ -10,9 +10,9 @@ import dspy
 import numpy as np
 from numpy.typing import NDArray
 
-from plr_dspy.dspy_compat import annotation_allows_none, decision_adapter
+from plr_dspy.dspy_compat import decision_adapter
 from plr_dspy.errors import UserError
-from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without_none
+from plr_dspy.lm.plain_text_adapter import Annotation, Value, allows_none, labels_of, without_none
 from plr_dspy.metrics.by_example import SHOWN
 from plr_dspy.report.formats import count, shorten
 from plr_dspy.statistics.arrays import Array
@@ -43,18 +43,19 @@ class LabelOutput:
                 return text
         return None
 
+    def text_of(self, fields: Value) -> str | None:
+        """Return the same as `label_of()`, but also accept a label's text, such as the value of an enum member."""
+        label = self.label_of(fields)
+        if label is None and isinstance(fields, (Mapping, dspy.Example)):
+            text = fields.get(self.name)
+            if isinstance(text, str) and text in self.labels:
+                return text
+        return label
+
     def numbers(self, examples: Sequence[Value]) -> NDArray[np.int64]:
         """Return the label index of each example or demo, ``[N]``, or -1 for examples without a label."""
-        index_of = {text: index for index, text in enumerate(self.labels)}
-        indices = []
-        for example in examples:
-            # Data may contain enum members as text, so also accept a label's text.
-            text = self.label_of(example) or example.get(self.name)
-            index = -1
-            if isinstance(text, str):
-                index = index_of.get(text, -1)
-            indices.append(index)
-        return np.array(indices, dtype=np.int64)
+        index_of: dict[str | None, int] = {text: index for index, text in enumerate(self.labels)}
+        return np.array([index_of.get(self.text_of(example), -1) for example in examples], dtype=np.int64)
 
     def num_none(self, examples: Sequence[Value]) -> int:
         """Return the number of examples with the answer None, or 0 if the output must have a label."""
@@ -195,7 +196,7 @@ def prior_shares(
 def is_empty(value: Value, annotation: Annotation) -> bool:
     """Return whether a value is NaN, or is None or blank and not allowed by the output's type."""
     if value is None:
-        return not annotation_allows_none(annotation)
+        return not allows_none(annotation)
     if isinstance(value, str) and not value.strip():
         return "" not in (labels_of(without_none(annotation)) or {})
     return isinstance(value, float) and math.isnan(value)

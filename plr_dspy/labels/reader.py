@@ -28,7 +28,7 @@ from plr_dspy.dspy_compat import (
 )
 from plr_dspy.errors import FatalLMError
 from plr_dspy.labels.outputs import LabelOutput
-from plr_dspy.lm.plain_text_adapter import Value
+from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, Value, without_none
 from plr_dspy.statistics.arrays import Array
 
 BEFORE_LABEL = " \t\r\n\"'`*([{"  # characters that may precede a label in the same token, as in JSON
@@ -127,6 +127,7 @@ class LabelReader:
     _decision: Decision | None
     _predictor: dspy.Predict
     _other_ids: set[int]  # `id()` of each other predictor in the program
+    _starts_replies: bool  # whether replies start with the label, without a header
 
     def __call__(
         self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value, *rest: Value, **named: Value
@@ -186,7 +187,7 @@ class LabelReader:
         fields = signature.output_fields
         if output.name not in fields or "logprobs" in fields:
             return False
-        if fields[output.name].annotation not in (output.annotation, output.annotation | None):
+        if without_none(fields[output.name].annotation) != output.annotation:
             return False
         caller = current_caller()
         # Compare the `stage` attributes, because copies of a predictor keep this attribute.
@@ -202,7 +203,7 @@ class LabelReader:
             has_one_answer = len(original.output_fields) == len(outputs) == 1
             if has_one_answer and isinstance(outputs[0], Mapping) and dspy.settings.get("plr_dspy_asked"):
                 logprobs = outputs[0].get("logprobs")
-            reading = _reading_of(logprobs, self.label_output, None)
+            reading = self._reading_of(logprobs, None)
             if reading is None:
                 raise
             if self._decision is not None:
@@ -238,11 +239,23 @@ class LabelReader:
             answer = fields.get(output.name)
             if self._decision is None or answer is None:
                 return None
-        reading = _reading_of(fields.get("logprobs"), output, label)
+        reading = self._reading_of(fields.get("logprobs"), label)
         if reading is not None and self._decision is not None:
             reading = self._decision(reading)
             fields[output.name] = output.labels[str(reading.label)]
         return reading
+
+    def _reading_of(self, logprobs: Value, label: str | None) -> Reading | None:
+        """Return the reading of a reply's log-probabilities, or None if they do not show label probabilities."""
+        output = self.label_output
+        places = _places(logprobs)
+        labels = list(output.labels)
+        tokens = [place.token for place in places]
+        # The label cannot be located if the reply spells it differently, for example, "yes" for True.
+        if not tokens or (label is not None and label.casefold() not in "".join(tokens).casefold()):
+            return None
+        start = label_position(tokens, labels, label, name=output.name, starts_reply=self._starts_replies)
+        return _reading_at(start, places, labels, label)
 
     def reading_for(self, answer: Value) -> Reading | None:
         """Return the last reading with the answer's label, or None if there is no such reading.
@@ -282,6 +295,8 @@ def labels_read(
     predictors = dict(program.named_predictors())
     reader._predictor = predictors.pop(output.predictor)
     reader._other_ids = set(map(id, predictors.values()))
+    first_output = next(iter(reader._predictor.signature.output_fields))
+    reader._starts_replies = isinstance(adapter, PlainTextAdapter) and output.name == first_output
     try:
         with dspy.context(adapter=reader):
             yield reader
@@ -310,15 +325,11 @@ def _places(logprobs: Value) -> Sequence[Value]:
     return getattr(logprobs, "content", None) or ()
 
 
-def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Reading | None:
-    """Return the reading of a reply's log-probabilities, or None if they do not show label probabilities."""
-    places = _places(logprobs)
-    labels = list(output.labels)
+def _reading_at(
+    start: int, places: Sequence[Value], labels: Sequence[str], label: str | None
+) -> Reading | None:
+    """Return the reading of the label that begins at the index `start`, or None if it has no probabilities."""
     tokens = [place.token for place in places]
-    # The label cannot be located if the reply spells it differently, for example, "yes" for True.
-    if not tokens or (label is not None and label.casefold() not in "".join(tokens).casefold()):
-        return None
-    start = label_position(tokens, labels, label, name=output.name)
     after: dict[str, dict[str, float]] = {}
     for text, place in zip(accumulate(tokens[start:], initial=""), places[start:], strict=False):
         alternatives = (place, *(place.top_logprobs or ()))
@@ -404,14 +415,22 @@ def _matching_labels(spelling: str, rests: Mapping[int, str]) -> list[int]:
     return [i for i, rest in rests.items() if rest and (rest.startswith(spelling) or rest == longest)]
 
 
-def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str | None, *, name: str) -> int:
+def label_position(
+    tokens: Sequence[str],
+    labels: Sequence[str],
+    answered: str | None,
+    *,
+    name: str,
+    starts_reply: bool = False,
+) -> int:
     """Return the index of the token in which the label begins.
 
     Prefer labels directly after the header of the field `name`, then labels after this name at the
-    start of a line, then labels after this name anywhere, then all labels. If `answered` is a label,
-    find its last occurrence, because reasoning before the answer may mention the label. Otherwise,
-    find the first occurrence of any label. If no label occurs, return the index of the token after
-    the field's header, or 0 if the reply has no header.
+    start of a line, then labels after this name anywhere, then all labels. If several labels follow a
+    header, or if `starts_reply` is true, find the first, because adapters ignore repeated fields.
+    Elsewhere, find the last occurrence of `answered`, because reasoning before the answer may mention
+    the label. If `answered` is None, find the first occurrence of any label. If no label occurs, return
+    the index of the token after the field's header, or 0 if the reply has no header.
     """
     reply = "".join(tokens)
     ends = list(accumulate(map(len, tokens)))
@@ -423,9 +442,15 @@ def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str |
     label = rf"(?<!\w)(?P<label>{'|'.join(map(re.escape, candidates))})(?!\w)"
     field = re.escape(name)
     header = rf"(?:\[\[ ## {field} ## \]\]|\"{field}\"\s*:|<{field}>)"
-    for before in (rf"{header}\W*?", rf"(?m:^)[^\w\n]*{field}(?!\w)\W*?", rf"(?<!\w){field}(?!\w)\W*?", ""):
-        matches = list(re.finditer(before + label, reply, re.IGNORECASE))
+    after_header = rf"{header}\W*?"
+    beginnings = [after_header, rf"(?m:^)[^\w\n]*{field}(?!\w)\W*?", rf"(?<!\w){field}(?!\w)\W*?", ""]
+    if starts_reply:
+        beginnings = [""]
+    for beginning in beginnings:
+        matches = list(re.finditer(beginning + label, reply, re.IGNORECASE))
         if matches:
+            if starts_reply or beginning == after_header:
+                occurrence = 0
             return bisect_right(ends, matches[occurrence].start("label"))
     match = re.search(rf"{header}\W*", reply)
     if match is None:

@@ -126,7 +126,7 @@ def _lines(fields: Mapping[str, FieldInfo], values: Mapping[str, Value]) -> list
     """Return the title and text of each field that has a value."""
     lines = []
     for name, field in fields.items():
-        if name in values and (values[name] is not None or annotation_allows_none(field.annotation)):
+        if name in values and (values[name] is not None or allows_none(field.annotation)):
             text = one_block(format_field_value(field, values[name]))
             # Strip the space before an empty value, because a trailing space would change the tokens.
             lines.append(f"{title_of(name, field)} {text}".rstrip())
@@ -184,7 +184,7 @@ def _is_one_line(annotation: Annotation) -> bool:
 
 
 def _parse_value(name: str, annotation: Annotation, text: str) -> Value:
-    if text == "None" and annotation_allows_none(annotation):
+    if text == "None" and allows_none(annotation):
         return None
     annotation = without_none(annotation)
     labels = labels_of(annotation)
@@ -208,10 +208,18 @@ def _parse_value(name: str, annotation: Annotation, text: str) -> Value:
 
 def without_none(annotation: Annotation) -> Annotation:
     """Return an optional annotation without None, and any other annotation unchanged."""
-    others = [part for part in get_args(annotation) if part is not type(None)]
+    others = [part for part in get_args(annotation) if part not in (None, type(None))]
+    origin: Annotation = get_origin(annotation)
+    if origin is Literal and others:
+        return Literal[tuple(others)]
     if len(others) == 1 and annotation_allows_none(annotation):
         return others[0]
     return annotation
+
+
+def allows_none(annotation: Annotation) -> bool:
+    """Return whether a type allows None. Unlike DSPy's function, this one knows that Literals may contain None."""
+    return annotation_allows_none(annotation) or None in get_args(annotation)
 
 
 def labels_of(annotation: Annotation) -> dict[str, Value] | None:

@@ -399,9 +399,38 @@ class TestFromAlternatives:
         ("<label>|yes|</label><why>label |yes| fits", "yes no", 0, "label", 1),
         ("Label: |yes|\nWhy: label |yes| fits", "yes no", 0, "label", 1),
         ("<label>|perhaps|</label>", "yes no", None, "label", 1),
+        # A reply that continues after the answer. Adapters ignore a field that is repeated.
+        (
+            "[[ ## label ## ]]\n|yes|\n\n[[ ## completed ## ]]\n[[ ## label ## ]]\n|yes",
+            "yes no",
+            0,
+            "label",
+            1,
+        ),
     ],
 )
 def test_label_position(reply, labels, answered, name, position):
     labels = labels.split()
     label = None if answered is None else labels[answered]
     assert label_position(reply.split("|"), labels, label, name=name) == position
+
+
+@pytest.mark.parametrize("outputs", ["label, reason", "reason, label"])
+def test_plain_text_replies_may_mention_the_label_in_another_field(outputs):
+    """The alternatives differ by position, so the probabilities show which mention was read."""
+    tokens = [
+        {" positive": 0.6, " negative": 0.4},
+        "\nReason: It is",
+        {" positive": 0.9, " negative": 0.1},
+        ".",
+    ]
+    if outputs == "reason, label":
+        tokens = [
+            " It is",
+            {" positive": 0.9, " negative": 0.1},
+            "\nLabel:",
+            {" positive": 0.6, " negative": 0.4},
+        ]
+    signature = dspy.Signature(f"text -> {outputs}").with_updated_fields("label", type_=KIND)
+    _, (reading,) = asked(Scripted(*tokens), PlainTextAdapter(), program=dspy.Predict(signature))
+    assert probabilities(reading) == pytest.approx([0.4, 0.6])
