@@ -123,10 +123,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         self.report = None
         seed = self._seed(seed)
         self.check_together()
-        predictor = self.predictor
-        if isinstance(student, CalibratedProgram):
-            predictor = predictor or student.predictor
-            student = student.program
+        student, predictor = self._uncalibrated(student)
         check_module(student, "student")
         trainset = as_examples(trainset, student, name="trainset", inputs=inputs, program_name="student")
         check_given(student, trainset=trainset)
@@ -165,6 +162,18 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         record_settings(program)
         program.calibration_report = asdict(report)
         return program
+
+    def _uncalibrated(self, student: dspy.Module) -> tuple[dspy.Module, str | None]:
+        """Return the student without a calibration, and the name of the predictor to calibrate, if known."""
+        if not isinstance(student, CalibratedProgram):
+            return student, self.predictor
+        if self.predictor not in (None, student.predictor):
+            raise UserError(
+                f"predictor must be {student.predictor!r}, because the student is already calibrated for this one, and "
+                f"a program can have only one calibration; got {self.predictor!r}: pass student.program to replace the "
+                "calibration"
+            )
+        return student.program, student.predictor
 
     def _usable(
         self, student: dspy.Module, output: LabelOutput, trainset: Examples
@@ -372,6 +381,13 @@ def read_replies(
     completed = [index for index, record in enumerate(records) if record.outcome != FAILED]
     if not completed:
         raise evaluator.nothing_ran_error(records)
+    if any(record.value and not record.lacking for record in records):
+        # Some answers are labels, so the others are probably deliberate, such as "unsure". Calibration does
+        # not change them. If no answer is a label, the program probably converts labels to other values.
+        records = [
+            replace(record, value=None, label_logprobs=None) if record.lacking else record
+            for record in records
+        ]
     labels = list(output.labels)
     inputs = [index for index, record in enumerate(records) if record.label_logprobs]
     if len(inputs) < 2:

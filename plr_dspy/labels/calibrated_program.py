@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import ClassVar
 
 import dspy
 import numpy as np
 
-from plr_dspy.dspy_compat import Parameter, set_compiled
+from plr_dspy.dspy_compat import Parameter, model_of, set_compiled
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.calibration import Calibration
 from plr_dspy.labels.outputs import LabelOutput, needed_output
@@ -54,7 +54,9 @@ class CalibratedProgram(dspy.Module):
     """A program that answers with the most probable label after calibration.
 
     ``prediction.probabilities`` maps each label to the label's calibrated probability, or is
-    None if the reply has no label probabilities. Load a saved program with `load_program`.
+    None if the reply has no label probabilities. The program then keeps its own answer. However,
+    the program raises `NoProbabilities` if the model's first reply has no label probabilities.
+    Load a saved program with `load_program`.
 
     Args, which are also attributes:
         program: A program with an output that is a Literal, an enum or a bool. The attribute is
@@ -85,6 +87,9 @@ class CalibratedProgram(dspy.Module):
             )
         self.program = ProgramFactory(program).build({})
         set_compiled(self.program, False)  # Otherwise, DSPy would not save the wrapped program.
+        self._models_with_logprobs: set[str] = (
+            set()
+        )  # names of the models that have returned log-probabilities
         self._set(calibration, predictor)
 
     def forward(self, *args: Value, **inputs: Value) -> Value:
@@ -100,10 +105,18 @@ class CalibratedProgram(dspy.Module):
             prediction = await call(*args, **inputs)
         return _with_probabilities(prediction, reader)
 
-    def _reading(self) -> AbstractContextManager[LabelReader]:
+    @contextmanager
+    def _reading(self) -> Iterator[LabelReader]:
         output = calibrated_output(self.program, self.predictor)
         decision = None if self.calibration is None else self.calibration.applied
-        return labels_read(self.program, output, LogprobRequests(PURPOSE), decision=decision)
+        model = getattr(model_of(dict(self.program.named_predictors())[output.predictor]), "model", "")
+        requests = LogprobRequests(PURPOSE, given=model in self._models_with_logprobs)
+        try:
+            with labels_read(self.program, output, requests, decision=decision) as reader:
+                yield reader
+        finally:
+            if requests.given:
+                self._models_with_logprobs.add(model)
 
     def _set(self, calibration: Calibration | None, predictor: str | None) -> None:
         output = calibrated_output(self.program, predictor)

@@ -52,14 +52,14 @@ def check_answers(
     """Raise a ValueError if no answer of the program can be correct.
 
     This is the case if examples have values of the output, none of these values is a label, and
-    the metric gives every label the same score.
+    the metric gives every label the same score. Programs that may convert the label are not checked.
 
     Args:
         name: The examples' name in messages.
         program_name: The program's name in messages.
     """
     output = label_output(program)
-    if not isinstance(output, LabelOutput):
+    if not isinstance(output, LabelOutput) or not _returns_outputs(unwrapped(program)):
         return
     values = [example[output.name] for example in examples if output.name in example]
     has_answer = any(output.label_of(example) for example in examples) or (

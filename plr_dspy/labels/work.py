@@ -40,13 +40,15 @@ PROBE_SHARE = 0.1  # maximum time for scoring labels, as a share of `max_seconds
 SEVERAL = "the program calls its classifier several times per answer"
 ALL_ALIKE = "the metric gives every label the same score"
 UNASKED = "the program answered without calling its classifier"
+OTHER_ANSWER = "the program's answer is not a label"
 
 
 class LabelReadingWork(MetricWork):
     """Program calls whose records hold the answer's label and the log-probabilities of all labels.
 
     The records hold no scores. If `as_it_is` is true, programs keep their own answers. Otherwise,
-    the likeliest label replaces each answer.
+    the likeliest label replaces each answer. If an answer is not a label, the record holds the label
+    from the reply, and `OTHER_ANSWER` in `lacking`.
     """
 
     def __init__(
@@ -66,13 +68,15 @@ class LabelReadingWork(MetricWork):
         except WrongAnswer as wrong:
             wrong.record_fields = _label_fields(reader.unread)
             raise
-        label = self._output.label_of(prediction)
+        label = self._output.text_of(prediction)
         reading = reader.unread or reader.reading_for(prediction)
-        has_field = isinstance(prediction, dspy.Prediction) and self._output.name in prediction
-        if label is None and reading is not None and (self._decision is not None or not has_field):
-            # The program returns no label in this field, so use the label from the reply.
+        lacking = ""
+        if label is None and reading is not None:
+            has_field = isinstance(prediction, dspy.Prediction) and self._output.name in prediction
+            if has_field and self._decision is None:
+                lacking = OTHER_ANSWER
             label = reading.label
-        return CallRecord(None, value=label, **_label_fields(reading))
+        return CallRecord(None, value=label, lacking=lacking, **_label_fields(reading))
 
 
 class LabelWork(MetricWork):

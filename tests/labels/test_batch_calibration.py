@@ -266,6 +266,24 @@ class TestChoiceByLabels:
         assert optimizer.report.num_inputs == 20
         assert optimizer.report.scores["as it is"] == 1.0
 
+    @pytest.mark.parametrize("convert", [lambda label: label.value, lambda label: label.name])
+    def test_a_program_that_converts_every_label_is_scored_by_its_replies(self, convert):
+        """The converted labels must not make the uncalibrated program look worthless."""
+        program = Program(
+            lambda self, text: dspy.Prediction(label=convert(self.step(text=text).label)),
+            step=student(Mood),
+        )
+        probabilities = leaning(["fine", "awful"], 2.0)
+        trainset = labeled(200, lambda i: gold(["fine", "awful"], f"text {i}"))
+        right = 0
+        for example in trainset:
+            shares = probabilities(example.text)
+            right += max(shares, key=shares.get) == example.label
+        calibrated = calibrate(Classifier(probabilities), program, trainset=trainset, num_inputs=200)
+        report = calibrated.calibration_report
+        assert report["num_inputs"] == 200
+        assert report["scores"]["as it is"] == pytest.approx(right / 200)
+
     def test_answers_that_are_not_labels_count_as_incorrect(self):
         def forward(self, text):
             prediction = self.step(text=text)
@@ -275,7 +293,9 @@ class TestChoiceByLabels:
         optimizer = BatchCalibration(display_progress=False)
         with dspy.context(lm=Classifier(lambda text: {"negative": 0.1, "positive": 0.9}).lm()):
             optimizer.compile(Program(forward, step=student()), trainset=trainset)
+        assert optimizer.report.num_inputs == 20
         assert optimizer.report.scores["as it is"] == 0.25
+        assert optimizer.report.scores[optimizer.report.chosen] <= 0.5
 
     def test_failed_calls_do_not_affect_scores(self):
         """Failed calls must not make the program look worse than a constant answer."""
@@ -365,12 +385,13 @@ class TestLabelSets:
         assert prediction.label is max(probabilities, key=probabilities.get)
         assert sum(probabilities.values()) == pytest.approx(1)
 
-    def test_none_remains_the_answer_if_the_type_allows_none(self):
+    @pytest.mark.parametrize("kind", [Optional[KIND], Literal["negative", "positive", None]])  # noqa: UP045
+    def test_none_remains_the_answer_if_the_type_allows_none(self, kind):
         nothing = {"None": 0.8, "positive": 0.15, "negative": 0.05}
         others = leaning(LABELS, 1.0)
         engine = Classifier(lambda text: nothing if text == "nothing" else others(text))
-        kind = Optional[KIND]  # noqa: UP045
         program = calibrate(engine, student(kind), adapter=PlainTextAdapter())
+        assert list(program.calibration.labels) == LABELS
         prediction = ask(engine, program, PlainTextAdapter(), text="nothing")
         assert prediction.label is None
         assert prediction.probabilities is None
@@ -445,3 +466,5 @@ def test_a_calibrated_student_gets_a_new_calibration():
     assert twice.calibration == once.calibration
     assert not isinstance(twice.program, CalibratedProgram)
     assert engine.asked == [20] * 60
+    with pytest.raises(ValueError, match=r"predictor must be 'second'.*got 'first': pass student\.program"):
+        calibrate(engine, once, predictor="first")

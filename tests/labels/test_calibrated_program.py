@@ -174,6 +174,16 @@ def test_each_prediction_fails_after_one_call_without_log_probabilities(endpoint
     assert engine.asked == [20, 20]
 
 
+def test_a_later_reply_without_log_probabilities_keeps_the_programs_own_answer():
+    engine = positive()
+    program = CalibratedProgram(student(), TOWARDS_NEGATIVE)
+    assert ask(engine, program).label == "negative"
+    engine.logprobs = False
+    prediction = ask(engine, program)
+    assert prediction.label == "positive"
+    assert prediction.probabilities is None
+
+
 class TestSaving:
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda program: program.deepcopy()])
     def test_copies(self, copied):
