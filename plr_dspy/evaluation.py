@@ -229,6 +229,7 @@ def _make_calls(
         progress_bar(num_calls, display=options.display_progress, title="evaluate") as bar,
     ):
         log.repeat_failures()
+        runs[0].check_scores(log.earlier_records)
         log.number_examples([digest(example) for example in examples])
         limits = {"num_threads": options.num_threads, "max_errors": options.max_errors}
         seen_digests: set[str] = set()
@@ -280,8 +281,21 @@ class _ProgramRun(MetricWork):
         self.program = rival.program
         self.records: list[CallRecord] = []
         self._metrics = {name: MetricWork(metric, examples) for name, metric in metrics.items()}
+        self._needs_labels = {name: isinstance(metric, SetMetric) for name, metric in metrics.items()}
         for work in self._metrics.values():
             self.models += work.models
+
+    def check_scores(self, records: Iterable[CallRecord]) -> None:
+        """Raise a ValueError if a logged call lacks a metric's score or, for a metric over a set, the label."""
+        for record in records:
+            results = record.value or {}
+            for name, needs_label in self._needs_labels.items():
+                is_scored = name in results and not (needs_label and results[name][1] is None)
+                if not record.outcome and not is_scored:
+                    raise UserError(
+                        f"log_dir must hold calls that all metrics scored; got calls without a result of {name or 'the'} "
+                        "metric: pass another log_dir"
+                    )
 
     def call_program(self, slots: WholeProgramSlots, candidate: Candidate, **options: Any) -> None:
         """Call the program on each example."""

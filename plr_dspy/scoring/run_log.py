@@ -112,10 +112,14 @@ class RunLog:
         return self._calls[self._name(key)].tokens
 
     @property
+    def earlier_records(self) -> list[CallRecord]:
+        """The records of earlier runs' calls that this run can recall."""
+        return [call.record for call in self._recallable.values()]
+
+    @property
     def holds_answers(self) -> bool:
         """Whether the file contains an answer that a run can reuse."""
-        records = [call.record for call in self._recallable.values()]
-        return any(record.score is not None or record.value for record in records)
+        return any(record.score is not None or record.value for record in self.earlier_records)
 
     def number_examples(self, keys: Sequence[str]) -> None:
         """Set the examples' content keys, in order. Repeated keys get a numbered suffix."""
