@@ -174,10 +174,18 @@ class RunLog:
             if _has_failed(call.record):
                 self._last_failures[name] = self._recallable.pop(name)
 
-    def write_header(self, identity: Facts) -> None:
-        """Write the run's identity: the facts that determine scores."""
+    def write_header(self, identity: Facts, *, restarts: bool = False) -> None:
+        """Write the run's identity: the facts that determine scores.
+
+        If `restarts` is true, forget all earlier calls, but keep their token counts, because these
+        calls were paid for.
+        """
         self.identity = identity
-        self._write({"schema_version": SCHEMA_VERSION, "identity": identity})
+        if restarts:
+            self._recallable.clear()
+            self._last_failures.clear()
+            self.failed_before.clear()
+        self._write({"schema_version": SCHEMA_VERSION, "identity": identity, "restarts": restarts})
 
     def close(self) -> None:
         """Close the file and accept no more calls."""
@@ -240,6 +248,8 @@ class RunLog:
                     f"{self.path}, which another version of plr_dspy wrote: pass another log_dir"
                 )
             self.identity = content["identity"]
+            if content.get("restarts"):
+                self._recallable.clear()
             return
         prompt, example = content.pop("call")
         name = (str(prompt), str(example))
@@ -290,8 +300,8 @@ def open_log(
     """Open and lock the run log in a folder. If `folder` is None, keep the log in memory.
 
     `describe` returns the run's identity. If the log has another identity but no answers, it is
-    replaced. If it has answers, it is continued only if `accept_changes` is true and the same
-    function made the calls.
+    restarted, and only the cost of its calls is kept. If it has answers, it is continued only if
+    `accept_changes` is true and the same function made the calls.
 
     Raises:
         ValueError: If the folder cannot be used, or if its log cannot be read or continued.
@@ -311,9 +321,7 @@ def open_log(
                 logger.info(
                     "the log in %s has no answers yet and is restarted, because %s", folder, changes
                 )
-                log.close()
-                path.unlink()
-                log = RunLog(path)
+                log.write_header(identity, restarts=True)
             elif changes and _function(log.identity) != _function(identity):
                 raise UserError(
                     f"log_dir {folder} belongs to another run: {changes}. Pass another log_dir."

@@ -600,12 +600,17 @@ class TestFailed:
         assert Counter(engine.requests.values()).keys() == {1, 2}
 
     def test_a_folder_without_a_correct_answer_accepts_another_metric(self, tmp_path):
-        """No other compile reuses incorrect or unparsable answers."""
-        for metric in ("#one", "#other"):
+        """No other compile reuses incorrect or unparsable answers, but `max_cost` includes their cost."""
+        tokens = {"fake/x": {"prompt_tokens": 7}}
+        for num_before, metric in ((0, "#one"), (2, "#other")):
             with open_log(tmp_path, lambda metric=metric: {"metric": metric}) as log:
-                assert not log.tokens_before
-                log.add(("bootstrapped", 0), CallRecord(None, value={}), {})
-                log.add(("scored", 1), CallRecord(None, WRONG, "AdapterParseError"), {})
+                assert not log.earlier_records
+                assert log.tokens_before == [tokens] * num_before
+                log.add(("bootstrapped", 0), CallRecord(None, value={}), tokens)
+                log.add(("scored", 1), CallRecord(None, WRONG, "AdapterParseError"), tokens)
+        with open_log(tmp_path, lambda: {"metric": "#other"}) as log:
+            assert len(log.earlier_records) == 2
+            assert log.tokens_before == [tokens] * 4
 
     def test_failed_calls_that_the_search_used_are_kept(self, tmp_path, engine):
         def metric(example, prediction):
