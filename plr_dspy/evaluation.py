@@ -293,8 +293,8 @@ class _ProgramRun(MetricWork):
                 is_scored = name in results and not (needs_label and results[name][1] is None)
                 if not record.outcome and not is_scored:
                     raise UserError(
-                        f"log_dir must hold calls that all metrics scored; got calls without a result of {name or 'the'} "
-                        "metric: pass another log_dir"
+                        f"log_dir must hold calls that {f'the metric {name}'.strip()} scored; got calls without such a "
+                        "score: pass another log_dir"
                     )
 
     def call_program(self, slots: WholeProgramSlots, candidate: Candidate, **options: Any) -> None:

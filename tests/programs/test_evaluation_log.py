@@ -108,6 +108,16 @@ class TestLogFolder:
             evaluate(programs, **{"metric": accuracy, **changes})
         assert engine.requests == num_calls
 
+    def test_accepted_changes_do_not_include_unscored_metrics(self, engine, programs, evaluate):
+        """Calls without a metric's score must not count as incorrect."""
+        evaluate(programs, accuracy)
+        num_calls = engine.requests
+        for metric in ({"accuracy": accuracy}, F1("yes")):
+            with pytest.raises(ValueError, match=r"log_dir must hold calls that the metric.* scored"):
+                evaluate(programs, metric, accept_changes=True)
+        assert evaluate(programs, recall_of_yes, accept_changes=True).num_examples == self.NUM_EXAMPLES
+        assert engine.requests == num_calls
+
     @pytest.mark.parametrize("first", ["compile", "evaluate"])
     @pytest.mark.parametrize("accepted", [False, True])
     def test_a_folder_holds_either_a_compile_or_an_evaluation(
