@@ -36,7 +36,7 @@ def as_examples(
 
     Examples that declare their inputs are returned unchanged. For all other rows, the columns in
     `inputs` are declared as inputs. If `inputs` is None, the columns with the same names as the
-    program's inputs are used.
+    program's inputs are used. Rows may lack inputs that the program does not need.
 
     Args:
         rows: Examples, dicts, or a `datasets.Dataset`. In `ClassLabel` columns, class names
@@ -55,9 +55,11 @@ def as_examples(
     _check_names(inputs)
     _check_no_outputs(inputs, program)
     needed = list(needed_inputs(program))
+    optional = program_inputs(program).keys() - needed
     undeclared_inputs = inputs
     examples = []
-    for index, row in enumerate(_sequence(rows, name)):
+    sequence = _sequence(rows, name)
+    for index, row in enumerate(sequence):
         row_name = place(index) if place else f"{name}[{index}]"
         if not isinstance(row, (dspy.Example, Mapping)):
             raise UserTypeError(
@@ -69,8 +71,10 @@ def as_examples(
             examples.append(row)
             continue
         if undeclared_inputs is None:
-            undeclared_inputs = _inferred_inputs(program, list(row.keys()), row_name, program_name)
-        _check_values(row, undeclared_inputs, needed, row_name)
+            undeclared_inputs = _inferred_inputs(program, _columns(sequence), name, program_name)
+        _check_values(
+            row, [column for column in undeclared_inputs if column not in optional], needed, row_name
+        )
         example = row if isinstance(row, dspy.Example) else dspy.Example(dict(row))
         examples.append(example.with_inputs(*undeclared_inputs))
     return examples
@@ -140,6 +144,16 @@ def _named_rows(dataset: "datasets.Dataset") -> list[dict[str, Any]]:
     return rows
 
 
+def _columns(rows: Sequence[Any]) -> list[str]:
+    """Return the columns of all rows that do not declare their inputs."""
+    columns: dict[str, None] = {}
+    for row in rows:
+        is_row = isinstance(row, (dspy.Example, Mapping))
+        if is_row and not (isinstance(row, dspy.Example) and has_inputs(row)):
+            columns |= dict.fromkeys(row.keys())
+    return list(columns)
+
+
 def _check_same_inputs(example: dspy.Example, inputs: Sequence[str] | None, row_name: str) -> None:
     """Raise a ValueError if an example declares inputs that differ from `inputs`."""
     own_inputs = example.inputs().keys()
@@ -151,7 +165,7 @@ def _check_same_inputs(example: dspy.Example, inputs: Sequence[str] | None, row_
 
 
 def _inferred_inputs(
-    program: dspy.Module, columns: Sequence[str], row_name: str, program_name: str
+    program: dspy.Module, columns: Sequence[str], name: str, program_name: str
 ) -> list[str]:
     """Return the columns that are inputs of the program. Raise a ValueError if inputs are missing or ambiguous."""
     given = program_inputs(program)
@@ -164,13 +178,13 @@ def _inferred_inputs(
     missing = [name for name in given if given[name].is_required and name not in columns]
     if missing or not present:
         raise UserError(
-            f"{row_name} must have columns for the inputs of {program_name}, {list(given)}; got the columns {columns}: "
+            f"{name} must have columns for the inputs of {program_name}, {list(given)}; got the columns {columns}: "
             "rename the columns, or pass inputs=[...] with the names of the input columns"
         )
     doubtful = [name for name in present if not given[name].is_required]
     if doubtful and not are_certain:
         raise UserError(
-            f"inputs must be passed, because {row_name} has the columns {doubtful}, which {program_name} accepts but "
+            f"inputs must be passed, because {name} has the columns {doubtful}, which {program_name} accepts but "
             f"does not need: pass inputs={present}, or omit those of {doubtful} that are not inputs"
         )
     return present

@@ -96,6 +96,12 @@ def test_inferred_inputs():
     optional = dspy.Predict(dspy.Signature("question, context: str | None -> answer"))
     assert inputs_of(optional, "question", "answer") == {"question"}
     assert inputs_of(optional, "question", "context", "answer") == {"question", "context"}
+    rows = [{"question": "q", "answer": "a"}, {"question": "q", "context": "c", "answer": "a"}]
+    for sparse in (rows, rows[::-1]):
+        examples = as_examples(sparse, optional)
+        assert [dict(example.inputs()) for example in examples] == [
+            {name: value for name, value in row.items() if name != "answer"} for row in sparse
+        ]
     assert inputs_of(Wrapped(), "question", "answer") == {"question"}
     any_inputs = Program(answer=dspy.Predict("question -> answer"))
     assert inputs_of(any_inputs, "question", "answer") == {"question"}, (
@@ -123,7 +129,7 @@ def test_examples_keep_the_inputs_that_they_declare():
             [{"question": "q", "context": "c"}],
             WithOptionalContext(),
             ValueError,
-            r"trainset\[0\] has the columns \['context'\], .* pass inputs=\['question', 'context'\], or omit",
+            r"trainset has the columns \['context'\], .* pass inputs=\['question', 'context'\], or omit",
         ),
         (
             [{"text": "t"}],
