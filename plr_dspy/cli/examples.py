@@ -1,16 +1,19 @@
 """A function that reads examples from a file or from the Hugging Face hub."""
 
 import contextlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import dspy
+import pydantic
 
 from plr_dspy.data.examples import as_examples
 from plr_dspy.data.loading import HubSplit, load_file, load_hub_split
 from plr_dspy.dspy_compat import parse_value
 from plr_dspy.errors import UserError
+from plr_dspy.lm.plain_text_adapter import allows_none, without_none
 
 
 def read_examples(
@@ -32,8 +35,29 @@ def read_examples(
             types[name] = field.annotation
     for example in examples:
         for name in example.keys() & types.keys():
-            if types[name] is not str and example[name] is not None:
-                # Keep values that cannot be parsed, because later checks report invalid labels.
-                with contextlib.suppress(ValueError):
-                    example[name] = parse_value(example[name], types[name])
+            example[name] = _converted(example[name], types[name])
     return examples
+
+
+def _converted(value: Any, annotation: Any) -> Any:
+    """Return a value as a field's type. Keep it if that fails, because later checks report invalid labels."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return value
+    if without_none(annotation) is str:
+        return str(value) if isinstance(value, (bool, int, float)) else value
+    if isinstance(value, str) and _is_valid(value, annotation):
+        return value
+    if value == "" and allows_none(annotation):
+        return None
+    with contextlib.suppress(ValueError):
+        return parse_value(value, annotation)
+    return value
+
+
+def _is_valid(text: str, annotation: Any) -> bool:
+    """Return whether a field's type accepts text as it is. Parsing it as JSON might change it."""
+    try:
+        value: object = pydantic.TypeAdapter(annotation).validate_python(text, strict=True)
+    except (ValueError, pydantic.errors.PydanticUserError):
+        return False
+    return value == text

@@ -406,6 +406,29 @@ def test_values_are_converted_to_the_types_of_the_fields(folder, kind):
     assert first.inputs().keys() == ["review"]
 
 
+@pytest.mark.parametrize(
+    ("annotation", "cell", "value"),
+    [
+        ("str", 7, "7"),
+        ("str", "", ""),
+        ("str | None", 7, "7"),
+        ("str | None", "", ""),
+        ("str | None", None, None),
+        ("int | None", "", None),
+        ("Literal['yes', 'no'] | None", "", None),
+        ("Literal['yes', 'no']", "", ""),
+        ("str | list[str]", "[INFO] disk full", "[INFO] disk full"),
+        ("list[str]", '["a", "b"]', ["a", "b"]),
+    ],
+)
+def test_values_that_fit_stay_unchanged_and_empty_cells_may_be_none(folder, annotation, cell, value):
+    path = folder / "cells.jsonl"
+    path.write_text(json.dumps({"review": "x", "answer": cell}))
+    program = dspy.Predict(f"review -> answer: {annotation}")
+    (example,) = read_examples(path, ["review"], program)
+    assert (example.answer, type(example.answer)) == (value, type(value))
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
 def test_evaluate_takes_a_calibrated_program(folder, capsys, kind):
     student = reviews_program()
