@@ -1,6 +1,7 @@
 """Gains of orderings on new examples, compared with plain Gaussian conditioning."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from plr_dspy.search.model.gains import (
     OUTSIDER_SCALES,
     PRIOR_NO_EFFECT,
     SCALES,
+    class_share_errors,
     expected_gains,
 )
 from plr_dspy.search.model.ordering_model import OrderingModel
+from plr_dspy.search.model.responses import LabelResponses
 
 SIZE = 6
 NUM_EXAMPLES = 15
@@ -74,6 +77,59 @@ def summary(
     given = {"covariance": covariance, "outsiders": apart, "noise": noise, "reference": reference}
     gains = expected_gains(means, num_examples=num_examples, outsider_scales=outsider_scales, **given)
     return gains.summary()[:2]
+
+
+def test_class_share_errors_are_the_covariance_under_random_class_shares():
+    rng = np.random.default_rng(0)
+    shares = np.array([0.5, 0.3, 0.2])
+    class_means = rng.random((4, 3))
+    means = rng.multinomial(25, shares, size=200_000) / 25 @ class_means.T
+    expected = np.cov(means.T)
+    np.testing.assert_allclose(class_share_errors(class_means, shares, 25), expected, atol=2e-4)
+
+
+def biased_world(seed, *, has_logprobs, num_orderings=12, num_examples=150):
+    """Return the true gains of orders that favor either of two classes, and their gains in a fitted model."""
+    space = OrderingSpace.of_sizes(6)
+    rng = np.random.default_rng(seed)
+    orderings = list(dict.fromkeys(space.draw(2 * num_orderings, rng)))[:num_orderings]
+    bias = 1.5 * rng.normal(size=num_orderings)
+    labels = rng.integers(2, size=num_examples)
+    log_odds = (2 * labels - 1) * rng.normal(1.2, 0.8, size=num_examples) + bias[:, None]
+    log_odds += 0.3 * rng.normal(size=log_odds.shape)
+    rows = (log_odds > 0) == labels
+    logs = np.stack([-np.logaddexp(0, log_odds), -np.logaddexp(0, -log_odds)], axis=2)
+    responses = None
+    if has_logprobs:
+        responses = LabelResponses(
+            np.eye(2)[labels],
+            lambda ordering, example: (logs[orderings.index(ordering), example].tolist(), []),
+        )
+    model = OrderingModel(space, responses=responses, example_classes=labels.tolist())
+    scores = {ordering: dict(enumerate(map(float, rows[i]))) for i, ordering in enumerate(orderings)}
+    gains = model.fit(scores).gains(orderings[0])
+    recalls = stats.norm.cdf((1.2 + np.outer([1, -1], bias)) / math.hypot(0.8, 0.3))
+    truths = recalls.mean(axis=0)
+    return truths - truths[0], [gains[ordering] for ordering in orderings]
+
+
+@pytest.mark.parametrize("has_logprobs", [False, True])
+def test_intervals_allow_for_the_class_shares_of_the_sample(has_logprobs):
+    contained = []
+    for seed in range(30):
+        truths, gains = biased_world(seed, has_logprobs=has_logprobs)
+        for truth, gain in list(zip(truths, gains, strict=True))[1:]:
+            contained.append(abs(truth - gain.expected) <= 1.96 * gain.deviation)
+    assert np.mean(contained) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("score", "interval"), [(1.0, (0.7, 1.0)), (5.0, (3.5, 5.0)), (-2.0, (-2.0, -1.4))]
+)
+def test_equal_scores_do_not_imply_certainty_on_any_scale(score, interval):
+    ordering = OrderingSpace.of_sizes(3).identity
+    fitted = OrderingModel(OrderingSpace.of_sizes(3)).fit({ordering: dict.fromkeys(range(10), score)})
+    assert fitted.interval(ordering, score, reference=ordering) == interval
 
 
 def test_interval_width_depends_on_the_calls_of_the_ordering_and_the_reference():

@@ -8,7 +8,13 @@ from worlds import correlation
 
 from plr_dspy import OrderingSpace
 from plr_dspy.search.model.features import Features
-from plr_dspy.search.model.process import MAX_SHARE, AdditiveProcess, LabelBias, preference_shares
+from plr_dspy.search.model.process import (
+    MAX_SHARE,
+    OUTSIDER_VARIANCE,
+    AdditiveProcess,
+    LabelBias,
+    preference_shares,
+)
 from plr_dspy.search.model.score_table import ScoreTable
 
 SPACE = OrderingSpace.of_sizes(8)
@@ -251,6 +257,15 @@ class TestPosterior:
         np.testing.assert_allclose(np.cov(draws.T) / noise.mean() / scale, covariance / scale, atol=0.04)
         alone = process.sample([f[:0] for f in world.new], 5, np.random.default_rng(0))
         assert alone.shape == (5, 15)
+
+    def test_draws_of_an_outsider_have_its_posterior_mean(self):
+        world = World(known=15, examples=8)
+        scores = world.scores + 2.0 * np.random.default_rng(0).normal(size=(15, 1))
+        scores[0] += 4.0
+        outsiders = OUTSIDER_VARIANCE * (np.arange(15) == 0)
+        process = AdditiveProcess(world.known, ScoreTable(scores), outsider_variances=outsiders)
+        draws = process.sample([f[:0] for f in world.new], 40_000, np.random.default_rng(0))
+        assert draws[:, 0].mean() == pytest.approx(process.mean[0], abs=6 * draws[:, 0].std() / 200)
 
 
 class TestLearning:

@@ -61,10 +61,12 @@ class ExampleWeights:
         seen, of_seen: Columns and weights of the examples with log-probabilities.
         columns, of_columns: Columns and weights of the examples over which expected scores are
             averaged, ``[n]``: at most `MAX_EXAMPLES` of those with log-probabilities.
+        are_equal: Whether all weights are equal, so the metric is not over a set.
     """
 
     def __init__(self, set_weights: SetMetricWeights | None, examples: Numbers, is_seen: Mask) -> None:
         self._set_weights = set_weights
+        self.are_equal = set_weights is None
         self._examples = examples
         self.all = self._mean_weights(np.arange(len(examples)))
         self.seen = np.flatnonzero(is_seen)
@@ -255,7 +257,12 @@ class Answers:
         errors = errors / unit
         count = len(errors)
         squares = float(((errors - errors.mean()) ** 2).sum())
+        weights = self._weights.of_columns
+        before, after = self._own_expected_scores(number, self._weights.columns) / unit
+        differences = after - before
         noise = (squares + 0.25) / (count + 1) / count
+        # The predicted gain is a mean over a sample of examples, so it also has a sampling error.
+        noise += float(weights**2 @ (differences - weights @ differences) ** 2)
         priors = np.square(PRIOR_DEVIATIONS)
         totals = priors + noise
         log_likelihoods = -0.5 * np.log(totals) - 0.5 * expected**2 / totals

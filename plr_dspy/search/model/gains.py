@@ -120,6 +120,16 @@ class Gains(NamedTuple):
         )
 
 
+def class_share_errors(class_means: Array, shares: Array, num_examples: int) -> Array:
+    """Return the covariance ``[m, m]`` of errors in mean scores that are due to the sample's class shares.
+
+    In a random sample, the numbers of examples in the C classes have a multinomial distribution. The
+    more an ordering's mean scores ``[m, C]`` differ between classes, the more they affect its score.
+    """
+    deviations = class_means - (class_means @ shares)[:, None]
+    return np.asarray((deviations * shares) @ deviations.T / num_examples)
+
+
 def conditional_gains(
     means: Array, hypotheses: Iterable[tuple[Array, Array]], probabilities: Array, reference: int
 ) -> Gains:
@@ -189,13 +199,15 @@ def expected_gains(
 
 
 def independent_gains(
-    means: Array, noise: Array, *, outsiders: Array, reference: int, num_examples: int
+    means: Array, noise: Array, share_errors: Array, *, outsiders: Array, reference: int, num_examples: int
 ) -> Gains:
     """Return the gains over a reference, for orderings with strongly correlated errors.
 
     Errors on shared examples affect many orderings alike. More orderings therefore hardly improve
     the estimate of the variance between orderings. So this estimate's degrees of freedom are
-    derived from the covariance of errors. `outsiders` holds only variances, ``[m]``.
+    derived from the covariance of errors. `outsiders` holds only variances, ``[m]``. `share_errors`
+    is the result of `class_share_errors()`. These errors add to the variances of gains, but not to
+    the shrinkage, because they would make small gains too uncertain.
     """
     errors = noise - noise.mean(axis=0) - noise.mean(axis=1)[:, None] + noise.mean()
     error_variances = np.diag(errors)
@@ -207,7 +219,7 @@ def independent_gains(
     error = float(weights @ error_variances) + 1e-12
     half_degrees = 0.5 * np.trace(errors) ** 2 / ((errors**2).sum() + 1e-24)
     estimate = max(spread - error, 0.1 * PRIOR_SPREAD)
-    gain_errors = np.maximum(np.diag(noise) + noise[reference, reference] - 2 * noise[reference], 0.0)
+    gain_errors = _variances_of_differences(noise, reference)
     factors = _factors(outsiders, OUTSIDER_SCALES, num_examples)
     scales, outsider_scales, error_scales = factors[..., None]
     variances = scales * estimate
@@ -221,7 +233,15 @@ def independent_gains(
     shrinkage = prior_variances / (prior_variances + 2.0 * error_scales * error)
     posterior = special.softmax(np.log(_prior_weights(factors[0])) + log_likelihoods)
     gains = shrinkage * (means - means[reference])
-    return Gains(posterior, gains, shrinkage * error_scales * gain_errors, prior_variances > 0.0)
+    gain_variances = shrinkage * error_scales * gain_errors
+    gain_variances += _variances_of_differences(share_errors, reference)
+    return Gains(posterior, gains, gain_variances, prior_variances > 0.0)
+
+
+def _variances_of_differences(covariance: Array, reference: int) -> Array:
+    """Return the variances ``[m]`` of the differences between all variables and the reference."""
+    variances = np.diag(covariance) + covariance[reference, reference] - 2 * covariance[reference]
+    return np.asarray(np.maximum(variances, 0.0))
 
 
 def _factors(outsiders: Array, outsider_scales: Sequence[float], num_examples: int) -> Array:

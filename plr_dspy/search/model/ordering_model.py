@@ -35,6 +35,7 @@ from plr_dspy.search.space import (
     best_first,
 )
 from plr_dspy.statistics.arrays import Array, Mask
+from plr_dspy.statistics.comparisons import likely_bounds
 
 # Use log-probabilities only if more than this fraction of calls returned them. Otherwise, scores
 # alone predict better.
@@ -126,6 +127,7 @@ class OrderingModel:
                 references=None if self._features is None else self._features.references,
                 outsider_variances=outsider_variances,
                 extra_variances=extra_variances,
+                has_random_shares=self.information_weights is None,
             )
         return FittedModel(self, candidates, process, responses, scored, counted_scores)
 
@@ -244,14 +246,15 @@ class FittedModel:
         """Return the 95% interval for an ordering's expected score.
 
         The standard error includes the errors of both the ordering's and the reference's mean score.
-        If all known scores are equal and from 0 to 1, the margin is 3 / n. Here, n is the smaller of
-        the two candidates' numbers of scores (J. Hanley and A. Lippman-Hand, JAMA 1983).
+        If all known scores are equal, the margin is 3 / n of the likely range of scores. Here, n is the
+        smaller of the two candidates' numbers of scores (J. Hanley and A. Lippman-Hand, JAMA 1983).
         """
         error = self._error(ordering, reference)
-        if not error and 0.0 <= score <= 1.0:
+        if not error:
             rows = [self.orderings.index(candidate) for candidate in (ordering, reference)]
-            margin = 3.0 / int(self.scored.counts[rows].min())
-            return round(max(0.0, score - margin), 6), round(min(1.0, score + margin), 6)
+            lowest, highest = likely_bounds([score])
+            margin = 3.0 / int(self.scored.counts[rows].min()) * (highest - lowest)
+            return round(max(lowest, score - margin), 6), round(min(highest, score + margin), 6)
         low = self.clip(score - DEVIATIONS * error)
         high = self.clip(score + DEVIATIONS * error)
         return round(min(score, low), 6), round(max(score, high), 6)

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import optimize
 
 from plr_dspy.search.model.components import fit_components, kernels_of, linear
-from plr_dspy.search.model.gains import OUTSIDER_SCALES, Families, Gains, expected_gains
+from plr_dspy.search.model.gains import OUTSIDER_SCALES, Families, Gains, class_share_errors, expected_gains
 from plr_dspy.search.model.score_table import PRIOR_NOISE_RATIO, ScoreTable
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
@@ -48,6 +48,7 @@ class LabelBias:
 
     Attributes:
         explained: The part of the scores that the label bias explains, ``[m, E]``.
+        share_errors: The covariance of errors in its means due to the sample's class shares, ``[m, m]``.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class LabelBias:
             return values, max(remaining / max(degrees, MIN_FREE_SHARE * max_degrees), 1e-9)
 
         fit = fit_components(features, kernels, np.diag(1.0 / precisions), measure)
-        self.explained: Array = (fit.values + center)[:, None] * direction[classes]
+        class_means = (fit.values + center)[:, None] * direction
+        self.explained: Array = class_means[:, classes]
+        self.share_errors = class_share_errors(class_means, is_of_class.mean(axis=0), len(classes))
         self._weights = fit.weights
         reference_bias = linear(references, fit.weights)
         self._reference_mean = float(reference_bias.mean())
@@ -180,6 +183,7 @@ class AdditiveProcess:
         outsider_variances: Prior variances of outsiders' effects, relative to the noise, ``[m]``, and
             0 for other orderings. An outsider's effect is independent of all other effects.
         extra_variances: Variances to add to the estimated prior variances, ``[m]``.
+        has_random_shares: Whether gains depend on the sample's class shares. False for a metric over a set.
 
     Attributes:
         mean, variances: Posterior means and variances of the orderings' scores on an average
@@ -197,19 +201,23 @@ class AdditiveProcess:
         references: Families | None = None,
         outsider_variances: Array | None = None,
         extra_variances: Array | float = 0.0,
+        has_random_shares: bool = True,
     ) -> None:
         if outsider_variances is None:
             outsider_variances = np.zeros(len(table.counts))
         self._outsiders: Array = np.diag(outsider_variances)
-        own_effects = np.diag((outsider_variances == 0.0).astype(np.float64))
+        self._own_effects = own_effects = np.diag((outsider_variances == 0.0).astype(np.float64))
         self._unit = float(np.nanmax(np.abs(table.scores))) or 1.0
         table = ScoreTable(table.scores / self._unit, information_weights=table.information_weights)
         self._effects = table.shrunk_means
         kernels = kernels_of(features)
         self._label_bias: LabelBias | None = None
+        self._share_errors: Array | float = 0.0
         if classes is not None and classes.max() > 0 and references is not None:
             self._label_bias = LabelBias(features, [*kernels, own_effects], table, classes, references)
             table = table.minus(self._label_bias.explained)
+            if has_random_shares:
+                self._share_errors = self._label_bias.share_errors
         self._table = table
         self._num_examples = int(table.seen.sum())
         self._errors = covariance_of_means(kernels, table)
@@ -282,7 +290,7 @@ class AdditiveProcess:
             self._means / self._deviation,
             covariance=self.fit.covariance - self.fit.fixed,
             outsiders=outsiders,
-            noise=self._errors,
+            noise=self._errors + self._share_errors / self._deviation**2,
             reference=reference,
             num_examples=self._num_examples,
             outsider_scales=outsider_scales,
@@ -311,7 +319,7 @@ class AdditiveProcess:
         slopes = []
         for variance, family in zip(variances, self._features, strict=True):
             slopes.append(np.sqrt(variance) * rng.normal(size=(family.shape[1], num_draws)))
-        own_covariance = own_variance * np.eye(size) + fit.fixed
+        own_covariance = own_variance * self._own_effects + fit.fixed
         own_effects = np.linalg.cholesky(own_covariance) @ rng.normal(size=(size, num_draws))
         extra = extra_variances / (self._unit * self._deviation) ** 2 + np.zeros(count)
         others = rng.normal(size=(count, num_draws)) * np.sqrt(own_variance + extra)[:, None]

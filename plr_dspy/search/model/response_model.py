@@ -11,7 +11,7 @@ log-probabilities of labels. "Read scores" are the expected scores of all other 
 import numpy as np
 
 from plr_dspy.search.model.answers import Answers, ExampleWeights
-from plr_dspy.search.model.gains import Families, Gains, independent_gains
+from plr_dspy.search.model.gains import Families, Gains, class_share_errors, independent_gains
 from plr_dspy.search.model.logits import LabelLogits, softmax
 from plr_dspy.search.model.responses import Calls, LabelResponses
 from plr_dspy.search.model.unread import UnreadReplies
@@ -152,10 +152,11 @@ class ResponseModel:
         if len(chosen) < 2:
             return share_gains
         unit = self.labels.unit
-        errors = self._example_errors(chosen) + self._effect_errors(chosen)
+        example_errors, share_errors = self._example_errors(chosen)
         gains = independent_gains(
             self._read_means[chosen] / unit,
-            errors / unit**2,
+            (example_errors + self._effect_errors(chosen)) / unit**2,
+            share_errors / unit**2,
             outsiders=OUTSIDER_SCORE * (self._calls.is_outsider & ~is_mute)[chosen],
             reference=int(columns[reference]),
             num_examples=self.num_examples,
@@ -165,8 +166,13 @@ class ResponseModel:
             return label_gains
         return label_gains.plus(share_gains)
 
-    def _example_errors(self, chosen: Numbers) -> Array:
-        """Return the covariance ``[c, c]`` of errors in mean scores due to the sampling of examples."""
+    def _example_errors(self, chosen: Numbers) -> tuple[Array, Array]:
+        """Return two covariances ``[c, c]`` of errors in mean scores due to the sampling of examples.
+
+        The first is that of sampling within kinds of examples, and the second that of the kinds' shares.
+        Examples are of the same kind if the metric gives each label the same score on them. A metric
+        over a set has weights that adjust the shares, so the second covariance is 0.
+        """
         examples = self._weights.columns
         weights = self._weights.of_columns
         read_scores = self.answers.expected_scores(self._logits.effects[chosen], examples, weights)
@@ -175,7 +181,10 @@ class ResponseModel:
         means = read_scores @ of_kind / of_kind.sum(axis=0)
         centered = read_scores - means @ of_kind.T
         share_free = max(1, len(examples) - of_kind.shape[1]) / len(examples)
-        return np.asarray((centered * weights**2) @ centered.T / share_free)
+        errors = np.asarray((centered * weights**2) @ centered.T / share_free)
+        if not self._weights.are_equal:
+            return errors, np.zeros_like(errors)
+        return errors, class_share_errors(means, of_kind.mean(axis=0), len(examples))
 
     def _effect_errors(self, chosen: Numbers) -> Array:
         """Return the covariance ``[c, c]`` of errors in mean scores due to errors in the effects."""
