@@ -199,8 +199,12 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
         return parts_of_predictor + _added_attributes(value)
     if is_language_model(value) or isinstance(value, dspy.Embedder):
         all_settings = getattr(value, "kwargs", getattr(value, "default_kwargs", {}))
-        settings = {name: part for name, part in all_settings.items() if not ACCESS.search(name)}
-        return [getattr(value, "model", None), getattr(value, "model_type", None), settings]
+        parts_of_model: list[object] = [
+            getattr(value, "model", None),
+            getattr(value, "model_type", None),
+            _without_access(all_settings),
+        ]
+        return parts_of_model + _parts_of_engine(value)
     if isinstance(value, (dict, dspy.Example)):
         return dict(value.items())
     if isinstance(value, (list, tuple)):
@@ -251,10 +255,31 @@ def _added_attributes(predictor: dspy.Predict) -> list[object]:
     return [added] if added else []
 
 
+def _without_access(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings that are not connection settings."""
+    return {name: part for name, part in settings.items() if not ACCESS.search(name)}
+
+
+def _own_engine(lm: object) -> object:
+    """Return the engine object that was passed to a model, or None if DSPy chooses the engine."""
+    engine = getattr(lm, "engine", None)
+    return None if isinstance(engine, str) else engine
+
+
+def _parts_of_engine(lm: object) -> list[object]:
+    """Return the class name and the saved settings of a model's own engine, or [] if it has none."""
+    engine = _own_engine(lm)
+    if engine is None:
+        return []
+    # Other attributes, such as counters, may change with each call.
+    dump_state = getattr(engine, "dump_state", dict)
+    return [_name(type(engine)), _without_access(dump_state())]
+
+
 def _addresses(lm: object) -> dict[str, str]:
     """Return the addresses of a model's servers, keyed by setting. Omit user names, passwords and queries."""
     addresses = {}
-    for name, setting in getattr(lm, "kwargs", {}).items():
+    for name, setting in {**attributes(_own_engine(lm)), **getattr(lm, "kwargs", {})}.items():
         if ADDRESS.search(name) and isinstance(setting, str):
             address = urlsplit(setting)
             addresses[name] = address.netloc.rpartition("@")[2] + address.path

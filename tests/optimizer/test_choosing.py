@@ -10,7 +10,7 @@ from fakes import Program, using
 from label_engines import classifier
 from label_world import EXAMPLES, Engine, exact, student
 
-from plr_dspy import F1, BatchCalibration, PLFewShot, Report, evaluate_programs, load_program
+from plr_dspy import F1, BatchCalibration, PLFewShot, Report, completion_lm, evaluate_programs, load_program
 from plr_dspy.programs.rivals import Rival
 
 
@@ -101,7 +101,7 @@ class TestChoice:
         assert same.report.stopped == "all programs are identical"
         assert not engine.prompts
 
-    def test_private_values_and_model_addresses_distinguish_programs(self):
+    def test_private_values_distinguish_programs(self):
         class Styled(dspy.Module):
             def __init__(self, style, key="k1"):
                 super().__init__()
@@ -109,19 +109,32 @@ class TestChoice:
                 self._api_key = key
                 self.inner = classifier()
 
-        def digest_at(address):
-            program = classifier()
-            program.set_lm(dspy.LM("openai/local", api_base=address, api_key="k"))
-            return Rival("a", program).digest
-
         assert Rival("a", Styled("plain")).digest == Rival("b", Styled("plain", key="k2")).digest
         assert Rival("a", Styled("plain")).digest != Rival("b", Styled(["plain", 2])).digest
         assert Rival("a", Styled(Styled("plain"))).digest != Rival("b", Styled(Styled("long"))).digest
         assert (
             Rival("a", Styled([dspy.Example(a=1)])).digest != Rival("b", Styled([dspy.Example(a=2)])).digest
         )
+
+    @pytest.mark.parametrize("make", [dspy.LM, completion_lm])
+    def test_addresses_of_models_distinguish_programs_except_that_of_the_default_model(self, make):
+        def digest_at(address, default="http://default/v1"):
+            program = classifier()
+            program.set_lm(address and make("hosted_vllm/local", api_base=address))
+            with dspy.context(lm=make("hosted_vllm/local", api_base=default)):
+                return Rival("a", program).digest
+
         assert digest_at("http://a:8000/v1") != digest_at("http://b:8000/v1")
+        assert digest_at("http://a:8000/v1") != digest_at(None)
         assert digest_at("http://me:secret@a:8000/v1") == digest_at("http://a:8000/v1?key=1")
+        assert digest_at(None, "http://moved/v1") == digest_at(None)
+
+    def test_chat_and_completion_models_of_one_name_distinguish_programs(self):
+        chat, plain = classifier(), classifier()
+        chat.set_lm(dspy.LM("hosted_vllm/local", max_tokens=16, temperature=0.0))
+        plain.set_lm(completion_lm("hosted_vllm/local", api_base="http://a/v1"))
+        with dspy.context(lm=plain.lm):
+            assert Rival("a", chat).digest != Rival("b", plain).digest
 
     def test_retrieving_and_calibrated_programs_can_compete(self, tmp_path):
         """An example is never retrieved as a demo for itself."""
