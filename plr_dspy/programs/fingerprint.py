@@ -1,9 +1,10 @@
 """Digests of programs, metrics and examples, to detect changes that affect scores.
 
 Digests are the same in every process. They cover a function's source, defaults, closure and
-global variables, and an object's class and public attributes. Code of installed packages is
-represented by its name. Connection settings, such as keys and addresses, are omitted, and so are
-the results that optimizers store in programs.
+global variables, and an object's class and public attributes. They omit modules that a
+function's body imports. Code of installed packages is represented by its name. Connection
+settings, such as keys and addresses, are omitted, and so are the results that optimizers store in
+programs.
 `describe` also covers private attributes of the user's modules, except secrets and attributes that
 calls may change. `digest_of_program` covers the private attributes of all of the user's objects,
 except secrets. It also covers the addresses of models, except that of the default model,
@@ -25,6 +26,7 @@ from enum import Enum
 from functools import cache, partial
 from textwrap import dedent
 from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
 from urllib.parse import urlsplit
 
 import dspy
@@ -205,20 +207,18 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
             _without_access(all_settings),
         ]
         return parts_of_model + _parts_of_engine(value)
-    if isinstance(value, (dict, dspy.Example)):
-        return dict(value.items())
-    if isinstance(value, (list, tuple)):
-        return list(value)
-    if isinstance(value, BaseModel):
-        return dict(value)
+    kind = type(value)
+    if isinstance(value, (dict, dspy.Example, list, tuple, BaseModel)):
+        return [kind, _items(value)] if _has_own_call(kind) else _items(value)
     if isinstance(value, Enum):
         return [value.name, value.value]
     if isinstance(value, partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
-    kind = type(value)
     if is_library(kind.__module__) and callable(value) and hasattr(value, "__qualname__"):
+        if hasattr(value, "__wrapped__") and not is_library(value.__module__):
+            return [value.__wrapped__]  # for example, a user's function with `functools.lru_cache`
         return [_name(value)]  # for example, a NumPy function
     if hasattr(kind, "__array__") or kind.__module__.partition(".")[0] in sys.stdlib_module_names:
         return [pickle.dumps(value)]
@@ -241,6 +241,20 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
         if is_covered:
             parts[name] = part
     return parts
+
+
+def _items(
+    value: Mapping[Any, object] | dspy.Example | Sequence[object] | BaseModel,
+) -> dict[Any, object] | list[object]:
+    """Return the contents of a container, an example or a pydantic model."""
+    if isinstance(value, (dict, dspy.Example)):
+        return dict(value.items())
+    return dict(value) if isinstance(value, BaseModel) else list(value)
+
+
+def _has_own_call(kind: type) -> bool:
+    """Return whether the user's code defines a class's `__call__`."""
+    return any("__call__" in vars(base) and not is_library(base.__module__) for base in kind.__mro__)
 
 
 def _added_attributes(predictor: dspy.Predict) -> list[object]:

@@ -101,6 +101,7 @@ def embed(texts):
 TURNS = itertools.count()
 NOISE = np.random.default_rng(0)
 
+CALL = "    def __call__(self, e, p):\n        return N"
 SOURCES = {
     "global constant": "LIMIT = N\ndef metric(e, p):\n    return LIMIT",
     "global function": "def limit():\n    return N\ndef metric(e, p):\n    return limit()",
@@ -117,6 +118,12 @@ SOURCES = {
     "static method": "class A:\n    b = staticmethod(lambda: N)\nmetric = A()",
     "property": "class A:\n    b = property(lambda self: N)\nmetric = A()",
     "partial": "metric = functools.partial(print, sep=N)",
+    "function with a cache": "@functools.lru_cache\ndef a():\n    return N\ndef metric(e, p):\n    return a()",
+    "call of a model": f"import pydantic\nclass A(pydantic.BaseModel):\n{CALL}\nmetric = A()",
+    "call of a dict": f"class A(dict):\n{CALL}\nmetric = A()",
+    "call of a named tuple": (
+        f"import collections\nclass A(collections.namedtuple('B', 'x')):\n{CALL}\nmetric = A(0)"
+    ),
     "name of an argument": "def metric(e, p, limitN=0):\n    return 1.0",
 }
 """Sources of metrics. Two metrics with different numbers in place of N must have different digests."""
