@@ -28,7 +28,7 @@ from dspy.clients._litellm import get_litellm
 from dspy.clients.engines.base import validate_request
 from dspy.clients.engines.litellm_errors import litellm_errors
 from dspy.predict.parameter import Parameter
-from dspy.predict.predict import serialize_object
+from dspy.predict.predict import UNSAFE_LM_STATE_KEYS, serialize_object
 from dspy.primitives.base_module import BaseModule
 from dspy.primitives.module import set_attribute_by_name
 from dspy.primitives.repl_types import REPLHistory

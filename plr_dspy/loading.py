@@ -12,12 +12,13 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.dspy_compat import magicattr, set_attribute_by_name
+from plr_dspy.dspy_compat import UNSAFE_LM_STATE_KEYS, magicattr, set_attribute_by_name
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.per_input_order import PerInputOrder
 from plr_dspy.programs.checks import check_module, saved_state
 from plr_dspy.programs.copying import ProgramFactory
+from plr_dspy.programs.fingerprint import ACCESS
 from plr_dspy.programs.made_with import other_settings
 from plr_dspy.retrieval.predict import loaded, retrieve_in
 
@@ -44,7 +45,8 @@ def load_program(
         embedder: The embedder of a program that retrieves demos. Loading does not call it.
 
     Returns:
-        A copy of the student with the demos, instructions and calibration from the file.
+        A copy of the student with the demos, instructions and calibration from the file. If the file names
+            the same LM as the student, the copy has the student's LM, with its address and key.
 
     Raises:
         OSError: If the file cannot be read.
@@ -62,19 +64,27 @@ def load_program(
         program = _with_saved_wrappers(ProgramFactory(student).build({}), state)
         retrievals = {}
         saved_fields = {}
+        own_lms = {}
         for name, predictor in program.named_predictors():
             predictor_state = state if predictor is program else state.get(name, {})
             saved_fields[name] = predictor_state.get("signature", {}).get("fields", [])
             if "retrieval" in predictor_state:
                 retrievals[name] = loaded(predictor, predictor_state["retrieval"], embedder)
+            saved_lm = predictor_state.get("lm") or {}
+            is_own_lm = saved_lm.get("model", "") == getattr(predictor.lm, "model", None)
+            if is_own_lm and not allow_unsafe_lm_state:
+                own_lms[name] = _with_saved_settings(predictor.lm, saved_lm)
+                predictor_state["lm"] = None
         program = retrieve_in(program, retrievals)
         program.load_state(state, allow_unsafe_lm_state=allow_unsafe_lm_state)
+        for name, predictor in program.named_predictors():
+            predictor.lm = own_lms.get(name, predictor.lm)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         _check_fields_of_all(path, student, state)
         raise UserError(
             f"{path} cannot be loaded into the student ({type(error).__name__}: {error}). The file has the entries "
-            f"{sorted(state)}. Create the student in the same way as the saved program. DSPy does not save compiled "
-            "sub-modules, so set their _compiled to False before you save the program."
+            f"{sorted(state)}. Create the student in the same way as the saved program, with the same LMs. DSPy does "
+            "not save compiled sub-modules, so set their _compiled to False before you save the program."
         ) from error
     for name, predictor in program.named_predictors():
         _check_fields(path, predictor, saved_fields[name])
@@ -84,6 +94,19 @@ def load_program(
             "%s was made with %s, or compile the program again", path, "; with ".join(differences)
         )
     return program
+
+
+def _with_saved_settings(lm: Any, saved: Mapping[str, Any]) -> Any:
+    """Return the student's model with the saved values of its settings, such as the temperature.
+
+    Connection settings stay as they are.
+    """
+    settings = {}
+    for name, value in getattr(lm, "kwargs", {}).items():
+        is_access = name in UNSAFE_LM_STATE_KEYS or ACCESS.search(name)
+        if not is_access and saved.get(name, value) != value:
+            settings[name] = saved[name]
+    return lm.copy(**settings) if settings else lm
 
 
 def _with_saved_wrappers(program: dspy.Module, state: Mapping[str, Any]) -> dspy.Module:

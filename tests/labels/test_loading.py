@@ -11,7 +11,14 @@ from fakes import Program
 from label_engines import Classifier, classifier, leaning
 from label_world import EXAMPLES, student
 
-from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PlainTextAdapter, load_program
+from plr_dspy import (
+    BatchCalibration,
+    CalibratedProgram,
+    Calibration,
+    PlainTextAdapter,
+    completion_lm,
+    load_program,
+)
 
 LABELS = ("negative", "positive")
 FOUND = Calibration(LABELS, (0.7, -0.7))
@@ -104,6 +111,45 @@ class TestPartsOfLargerPrograms:
         part._compiled = False
         larger(part).save(tmp_path / "outer.json")
         assert len(load_program(larger(plain), tmp_path / "outer.json").predictors()[-1].demos) == 2
+
+
+def with_model(program, lm):
+    program.set_lm(lm)
+    return program
+
+
+class TestModelsOfStudents:
+    @pytest.mark.parametrize("make", [dspy.LM, completion_lm])
+    @pytest.mark.parametrize("wrap", [lambda program: program, larger, CalibratedProgram])
+    def test_stay_if_the_file_names_the_same_model(self, make, wrap, tmp_path, caplog):
+        saved, own = (
+            make("hosted_vllm/a", api_base=f"http://{name}/v1", api_key=name, temperature=0.5)
+            for name in ("saved", "own")
+        )
+        wrap(with_model(student(), saved)).save(tmp_path / "program.json")
+        (predictor,) = load_program(
+            wrap(with_model(student(), own)), tmp_path / "program.json"
+        ).predictors()
+        assert predictor.lm is own
+        assert not caplog.records
+
+    def test_get_the_saved_settings(self, tmp_path):
+        own = dspy.LM("openai/a", api_base="http://own", api_key="own", temperature=0.0)
+        saved = dspy.LM("openai/a", api_base="http://saved", temperature=0.5)
+        with_model(student(), saved).save(tmp_path / "program.json")
+        program = with_model(student(), own)
+        assert load_program(program, tmp_path / "program.json").lm.kwargs == {
+            **own.kwargs,
+            "temperature": 0.5,
+        }
+        assert own.kwargs["temperature"] == 0.0
+        unsafe = load_program(program, tmp_path / "program.json", allow_unsafe_lm_state=True)
+        assert unsafe.lm.kwargs == saved.kwargs
+
+    def test_are_replaced_if_the_file_names_another_model(self, tmp_path):
+        with_model(student(), dspy.LM("openai/saved")).save(tmp_path / "program.json")
+        program = with_model(student(), dspy.LM("openai/own", api_key="own"))
+        assert load_program(program, tmp_path / "program.json").lm.model == "openai/saved"
 
 
 class TestFiles:
