@@ -209,7 +209,9 @@ def _check_prompts_are_fixed(program: dspy.Module) -> None:
                 f"{name} retrieves its demos for each input, so the prompt is not fixed: compile the "
                 "program with PLFewShot(demos='fixed'), and export the result"
             )
-        if "forward" in vars(part):
+        forward = vars(part).get("forward")
+        # `dspy.syncify` also replaces `forward`, but the prompt stays the same.
+        if forward is not None and getattr(forward, "__module__", None) != dspy.syncify.__module__:
             raise UserError(
                 f"{name}.forward was replaced, as by dspy.KNNFewShot, so the prompt may not be fixed: "
                 "compile the program with an optimizer that keeps forward, such as PLFewShot(demos='fixed')"

@@ -8,7 +8,7 @@ import dspy
 import pytest
 from dspy.experimental import Noul
 from dspy.utils.exceptions import AdapterParseError
-from fakes import engine_for, lm_of, questions
+from fakes import OnlyAsync, engine_for, lm_of, questions
 from pydantic import BaseModel
 
 from plr_dspy import CalibratedProgram, ExportedPrompt, PlainTextAdapter, PLFewShot, export
@@ -85,6 +85,11 @@ def test_each_predictor_of_a_program():
     prompts = export(program)
     assert list(prompts) == ["draft.predict", "steps[0]"]
     assert len(check_calls(program, prompts, question="question {1}")) == 2
+
+
+def test_synchronous_versions_of_async_programs_are_exported():
+    program = dspy.syncify(OnlyAsync(with_demos(dspy.Predict("question -> answer"), "a")))
+    assert len(check_calls(program, export(program), question="b")) == 1
 
 
 def test_predictors_of_compiled_modules_are_exported():
