@@ -111,12 +111,14 @@ def _with_saved_settings(lm: Any, saved: Mapping[str, Any]) -> Any:
 
 def _with_saved_wrappers(program: dspy.Module, state: Mapping[str, Any]) -> dspy.Module:
     """Wrap the program and its parts as they were wrapped when `state` was saved."""
-    if isinstance(state.get("orders"), list) and not isinstance(program, PerInputOrder):
-        program = PerInputOrder(program)
     root = SimpleNamespace(program=program)
     # Wrap each program before its parts. The names of the parts have more dots.
     for name in sorted(state, key=lambda name: name.count(".")):
         place, _, attribute = f"program.{name}".rpartition(".")
+        if attribute == "orders" and isinstance(state[name], list):
+            part = magicattr.get(root, place)
+            if not isinstance(part, PerInputOrder):
+                set_attribute_by_name(root, place, PerInputOrder(part))
         if attribute == "calibration" and "found" in state[name]:
             part = magicattr.get(root, place)
             if not isinstance(part, CalibratedProgram):

@@ -10,7 +10,7 @@ import dspy
 import numpy as np
 from numpy.typing import ArrayLike
 
-from plr_dspy.dspy_compat import set_compiled
+from plr_dspy.dspy_compat import Parameter, set_compiled
 from plr_dspy.labels.calibration import Calibration
 from plr_dspy.labels.outputs import needed_output
 from plr_dspy.labels.reader import LogprobRequests, Reading, labels_read
@@ -87,12 +87,25 @@ class PerInputOrder(dspy.Module):
     async def aforward(self, *args: Value, **inputs: Value) -> Value:
         return await dspy.asyncify(self.forward)(*args, **inputs)
 
-    def dump_state(self, json_mode: bool = True) -> dict[str, Value]:
-        return {**super().dump_state(json_mode=json_mode), "orders": list(self.orders)}
+    def named_parameters(self) -> list[tuple[str, Parameter]]:
+        # DSPy saves and loads these parameters, so include the orders.
+        return [("orders", _SavedOrders(self)), *super().named_parameters()]
 
-    def load_state(self, state: Mapping[str, Value], **options: bool) -> None:
-        super().load_state(state, **options)
-        self.orders = tuple(state.get("orders", ()))
+
+class _SavedOrders(Parameter):  # type: ignore[misc]
+    """The orders of a `PerInputOrder`, as a parameter that DSPy saves and loads."""
+
+    def __init__(self, program: PerInputOrder) -> None:
+        self._program = program
+
+    def reset(self) -> None:
+        """Do nothing, because optimizers call `reset()` only to remove demos."""
+
+    def dump_state(self, json_mode: bool = True) -> list[Mapping[str, Value]]:
+        return list(self._program.orders)
+
+    def load_state(self, state: Sequence[Mapping[str, Value]]) -> None:
+        self._program.orders = tuple(state)
 
 
 def distribution(log_probabilities: ArrayLike, unseen: Sequence[int]) -> Array:

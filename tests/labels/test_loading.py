@@ -19,6 +19,7 @@ from plr_dspy import (
     completion_lm,
     load_program,
 )
+from plr_dspy.baselines import PerInputOrder
 
 LABELS = ("negative", "positive")
 FOUND = Calibration(LABELS, (0.7, -0.7))
@@ -91,6 +92,15 @@ class TestPartsOfLargerPrograms:
         loaded = larger(CalibratedProgram(student()))
         loaded.load(tmp_path / "outer.json")
         assert loaded.part.calibration == outer.part.calibration
+        assert loaded(text="text 1").toDict() == outer(text="text 1").toDict()
+
+    @pytest.mark.parametrize("wrap", [lambda program: program, PerInputOrder])
+    def test_that_order_demos_for_each_input_keep_the_orders(self, wrap, lm, tmp_path):
+        order = {"permutations": {"self": [4, 3, 2, 1, 0]}, "content_free": [0.5, 0.5]}
+        outer = larger(PerInputOrder(student(), [order]))
+        outer.save(tmp_path / "outer.json")
+        loaded = load_program(larger(wrap(student(demos=[]))), tmp_path / "outer.json")
+        assert loaded.part.orders == (order,)
         assert loaded(text="text 1").toDict() == outer(text="text 1").toDict()
 
     def test_without_a_calibration_in_the_file_are_an_error(self, tmp_path):
