@@ -53,7 +53,7 @@ def finish(
             slots,
             expected,
             chosen,
-            prices=PromptPrices(setup.scored_examples, run.evaluator.log.tokens),
+            prices=PromptPrices(slots, setup.scored_examples, run.evaluator.tokens_in_order()),
             fitted=fitted,
             min_probability=min_probability,
             build_program=build_program,

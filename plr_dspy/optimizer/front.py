@@ -2,10 +2,10 @@
 
 import logging
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, linear_regression
 from typing import Any
 
 import dspy
@@ -44,45 +44,108 @@ class Prompt:
     cost: float | None  # cost of 1,000 predictions in US dollars; None if unknown
 
 
+@dataclass(frozen=True)
+class PromptSize:
+    """The numbers of tokens in a program's prompts for one model, if each predictor is called once."""
+
+    prefix: float  # number of tokens in instructions and fixed demos
+    total: float  # number of tokens in the whole prompts, with inputs of mean length
+
+
 class PromptPrices:
     """The costs of predictions at litellm's list prices.
 
     A server's prefix cache is assumed to hold instructions and fixed demos, but not retrieved demos
     or inputs.
 
+    New predictions with one of the user's programs are assumed to use as many tokens as the program's
+    scored calls. All other candidates are the student with other demos or instructions. They are
+    assumed to give equally long answers and to send prompts equally often.
+
     Args:
+        slots: The search space.
         examples: Scored examples. New inputs are assumed to have the mean length of these
             examples' inputs.
-        logged: Token counts of the finished calls. New answers are assumed to have the mean
-            length of these calls' answers.
+        calls: The candidate and the token counts of each scored call.
     """
 
-    def __init__(self, examples: Examples, logged: Sequence[Tokens]) -> None:
+    def __init__(
+        self, slots: PoolSlots, examples: Examples, calls: Iterable[tuple[Candidate, Tokens]]
+    ) -> None:
+        self._slots = slots
         self._examples = examples[:SAMPLED_PROMPTS]
         self._count = token_counter()
         self._inputs: dict[tuple[str, ...], float] = {}  # mean number of tokens in inputs, keyed by fields
-        answers: dict[str, list[int]] = defaultdict(list)
-        for call in logged:
-            for model, counts in call.items():
-                if not counts.get(UNCOUNTED):
-                    answers[model].append(counts.get("completion_tokens", 0))
-        self._answers = {model: fmean(numbers) for model, numbers in answers.items()}
+        self._sizes: dict[Candidate, dict[str, PromptSize]] = {}  # keyed by candidate and model
+        # The calls of each of the user's programs. The key None stands for all other candidates.
+        self._calls: dict[Candidate | None, list[tuple[Candidate, Tokens]]] = defaultdict(list)
+        for candidate, tokens in calls:
+            if tokens:  # No prompt was sent if DSPy's cache answered or the call failed.
+                self._calls[candidate if candidate in slots.rivals else None].append((candidate, tokens))
 
-    def of(self, program: dspy.Module) -> float | None:
-        """Return the cost of `PREDICTIONS` predictions with a program, or None if it is unknown."""
-        usage: dict[str, Any] = defaultdict(Counter)
+    def of(self, candidate: Candidate) -> float | None:
+        """Return the cost of `PREDICTIONS` predictions with a candidate, or None if it is unknown."""
+        usage_of = self._usage_of_program if candidate in self._slots.rivals else self._usage_of_student
         try:
-            for _, predictor in sub_modules(program, dspy.Predict):
-                prefix = tokens_before_inputs(predictor, predictor.demos)
-                model = str(model_of(predictor).model)
-                prompt = prefix + retrieved_tokens(predictor) + self._mean_inputs(predictor)
-                usage[model].update(prompt_tokens=prompt, cached_tokens=prefix)
+            usage = {model: usage_of(candidate, model) for model in self._sizes_of(candidate)}
         except Exception:  # If the adapter or litellm fails, the other figures are still useful.
             return None
-        for model, counts in usage.items():
-            counts["completion_tokens"] = self._answers.get(model, math.nan)
         cost = cost_of(usage)
         return None if cost is None or math.isnan(cost) else PREDICTIONS * cost
+
+    def _usage_of_program(self, candidate: Candidate, model: str) -> dict[str, float]:
+        """Return the mean token counts of a prediction with one of the user's programs."""
+        size = self._sizes_of(candidate)[model]
+        counted = [tokens.get(model, {}) for _, tokens in self._calls[candidate]]
+        counted = [counts for counts in counted if not counts.get(UNCOUNTED)]
+        prompt = _mean(counts.get("prompt_tokens", 0) for counts in counted)
+        return {
+            "prompt_tokens": prompt,
+            "cached_tokens": prompt * size.prefix / size.total,
+            "completion_tokens": _mean(counts.get("completion_tokens", 0) for counts in counted),
+        }
+
+    def _usage_of_student(self, candidate: Candidate, model: str) -> dict[str, float]:
+        """Return the expected token counts of a prediction with a candidate other than the user's programs.
+
+        The tokens in prompts are a linear function of the prompts' size, fitted to all calls.
+        """
+        sizes = []
+        prompts = []
+        answers = []
+        for caller, tokens in self._calls[None]:
+            # Omit calls without this model, because DSPy's cache may have answered for it.
+            if model in tokens and not tokens[model].get(UNCOUNTED):
+                sizes.append(self._sizes_of(caller)[model].total)
+                prompts.append(tokens[model].get("prompt_tokens", 0))
+                answers.append(tokens[model].get("completion_tokens", 0))
+        # Each predictor is assumed to be called at least once, because calls that DSPy's cache
+        # answered are not counted.
+        times = max(1.0, _mean(prompts) / _mean(sizes))
+        if len(set(sizes)) > 1:
+            times = min(times, max(1.0, linear_regression(sizes, prompts).slope))
+        others = max(0.0, _mean(prompts) - times * _mean(sizes))  # for example, retrieved passages
+        size = self._sizes_of(candidate)[model]
+        return {
+            "prompt_tokens": times * size.total + others,
+            "cached_tokens": times * size.prefix,
+            "completion_tokens": _mean(answers),
+        }
+
+    def _sizes_of(self, candidate: Candidate) -> Mapping[str, PromptSize]:
+        """Return the size of a candidate's prompts for each model."""
+        if candidate not in self._sizes:
+            prefixes: dict[str, float] = defaultdict(float)
+            totals: dict[str, float] = defaultdict(float)
+            for _, predictor in sub_modules(self._slots.build(candidate), dspy.Predict):
+                model = str(model_of(predictor).model)
+                prefix = tokens_before_inputs(predictor, predictor.demos)
+                prefixes[model] += prefix
+                totals[model] += prefix + retrieved_tokens(predictor) + self._mean_inputs(predictor)
+            self._sizes[candidate] = {
+                model: PromptSize(prefixes[model], total) for model, total in totals.items()
+            }
+        return self._sizes[candidate]
 
     def _mean_inputs(self, predictor: dspy.Predict) -> float:
         """Return the mean number of tokens in a predictor's inputs."""
@@ -93,6 +156,12 @@ class PromptPrices:
             ]
             self._inputs[fields] = fmean(map(self._count, prompts)) - tokens_before_inputs(predictor, [])
         return self._inputs[fields]
+
+
+def _mean(numbers: Iterable[float]) -> float:
+    """Return the mean of numbers, or NaN if there are none."""
+    known = list(numbers)
+    return fmean(known) if known else math.nan
 
 
 def _digests_of_demos(lists: Iterable[Sequence[Any]]) -> tuple[str, ...]:
@@ -186,9 +255,8 @@ class Front:
         self.reference = next(iter(best.values()))
         prompts = []
         for score in best.values():
-            program = slots.build(score.candidate)
-            tokens = prompt_tokens(slots, score.candidate, program)
-            prompts.append(Prompt(score, tokens, prices.of(program)))
+            tokens = prompt_tokens(slots, score.candidate, slots.build(score.candidate))
+            prompts.append(Prompt(score, tokens, prices.of(score.candidate)))
         is_priced = all(prompt.cost is not None for prompt in prompts)
         self.prompts = sorted(
             prompts,

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 from statistics import mean
 
 import dspy
@@ -62,6 +63,55 @@ def in_question(predictor):
     return counted(predictor, [], "question 7") - counted(predictor, [])
 
 
+def with_answers_of(response, tokens):
+    """Return a response that counts as this number of tokens."""
+    object.__setattr__(response, "usage", replace(response.usage, output_tokens=tokens))
+    return response
+
+
+class LongReasoning(fakes.OrderSensitiveEngine):
+    """An engine that counts the tokens in prompts, and 300 tokens in each reply with reasoning."""
+
+    def complete(self, request):
+        reasons = "reasoning" in request.messages[-1].text
+        return with_answers_of(super().complete(request), 300 if reasons else ANSWER_TOKENS)
+
+
+@pytest.fixture
+def measured_engine():
+    """Use an engine that counts the tokens in prompts."""
+    answers = {example.question: example.answer for example in EXAMPLES}
+    with using(LongReasoning(answers, tokens=fakes.prompt_tokens)) as engine:
+        yield engine
+
+
+def measured_cost(program):
+    """Return what 1,000 predictions like one prediction with a program cost, if nothing is cached."""
+    with dspy.track_usage() as tracker:
+        program(question="question 50")
+    counts = tracker.get_total_tokens()[MODEL]
+    return 1_000 * (PROMPT * counts["prompt_tokens"] + ANSWER * counts["completion_tokens"])
+
+
+def vote():
+    """Return a program that asks five times."""
+
+    def five_times(self, question):
+        answers = [self.answer(question=question) for _ in range(5)]
+        return answers[0]
+
+    return fakes.Program(five_times, answer=dspy.Predict("question -> answer"))
+
+
+def with_passages():
+    """Return a program that adds a long text to its prompts."""
+
+    def retrieve(self, question):
+        return self.answer(context=f"{question}: " + "one of many words " * 200, question=question)
+
+    return fakes.Program(retrieve, answer=dspy.Predict("context, question -> answer"))
+
+
 @pytest.fixture(scope="module")
 def without_prices():
     """Return an optimizer that compiled a program with a model without prices."""
@@ -114,7 +164,9 @@ class TestCost:
             assert 2 * in_question(program.hint) <= fresh + 1e-6 <= 40
 
     @with_cached_price
-    def test_user_programs_and_longer_instructions_have_their_own_entries(self, engine, cached_price):
+    def test_user_programs_and_longer_instructions_have_their_own_entries(
+        self, measured_engine, cached_price
+    ):
         other = student(5)
         other.signature = other.signature.with_instructions("Answer well, whatever the question.")
         text = "Answer in two words, of which the second one is a number."
@@ -151,6 +203,37 @@ class TestCost:
         (instruction,) = optimizer.report.instructions[0].alternatives[1:]
         assert instruction.origin == "gepa"
         assert instruction.score is not None
+
+    @pytest.mark.parametrize("cached_price", [None], indirect=True)
+    @pytest.mark.parametrize("program", [vote(), dspy.ChainOfThought("question -> answer")])
+    def test_a_user_program_costs_as_much_as_its_own_calls(self, program, measured_engine, cached_price):
+        _, optimizer = compiled(student(3), min_demos=3, programs={"theirs": program})
+        front = optimizer.report.front
+        (theirs,) = (entry for entry in front if entry.kind == "program")
+        assert theirs.cost == pytest.approx(measured_cost(program), rel=0.01)
+        (own,) = (entry for entry in front if entry.kind == "original")
+        assert own.cost == pytest.approx(measured_cost(student(3)), rel=0.01)
+        assert own.cost < theirs.cost
+        assert measured_cost(optimizer.program_with(within=1)) < theirs.cost
+
+    @pytest.mark.parametrize("cached_price", [None], indirect=True)
+    @pytest.mark.parametrize("program", [vote(), with_passages()])
+    def test_arrangements_cost_as_much_as_the_students_calls(self, program, measured_engine, cached_price):
+        _, optimizer = compiled(program)
+        for entry in optimizer.report.front:
+            built = optimizer.program_with(entry.num_demos)
+            assert entry.cost == pytest.approx(measured_cost(built), rel=0.02)
+
+    @pytest.mark.parametrize("cached_price", [None], indirect=True)
+    def test_calls_of_the_prompt_model_do_not_count(self, measured_engine, cached_price):
+        class LongProposals(fakes.ProposingEngine):
+            def complete(self, request):
+                return with_answers_of(super().complete(request), 400)
+
+        prompt_model = fakes.lm_of(LongProposals("Answer.", "Name it."), MODEL)
+        _, optimizer = compiled(instructions="propose", prompt_model=prompt_model)
+        (own,) = (entry for entry in optimizer.report.front if entry.kind == "original")
+        assert own.cost == pytest.approx(measured_cost(dspy.Predict("question -> answer")), rel=0.01)
 
     def test_without_prices_the_front_is_sorted_by_tokens(self, without_prices):
         front = without_prices.report.front
@@ -206,7 +289,7 @@ def front_of(candidates, returned):
         slots,
         expected,
         returned,
-        prices=PromptPrices([], []),
+        prices=PromptPrices(slots, [], []),
         fitted=None,
         min_probability=None,
         build_program=None,
