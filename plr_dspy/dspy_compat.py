@@ -4,7 +4,7 @@ Look here first if a new version of DSPy breaks this package.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from traceback import walk_tb
 from typing import Any, TypeAlias
@@ -134,9 +134,17 @@ def sent_messages(predictor: dspy.Predict, inputs: Mapping[str, Any]) -> list[di
     If no language model is configured, assume a model without native features.
     """
     lm = model_of(predictor) or dspy.BaseLM("none")
+    return first_messages(lm, lambda copy: dspy.Predict.forward(predictor, lm=copy, **inputs))
+
+
+def first_messages(lm: dspy.BaseLM, call: Callable[[dspy.BaseLM], object]) -> list[dict[str, Any]]:
+    """Return the first messages that `call` would send to `lm`, without calling a language model.
+
+    `call` gets a copy of `lm` that only raises an exception.
+    """
     with dspy.context(callbacks=[], warn_on_type_mismatch=False):
         try:
-            dspy.Predict.forward(predictor, lm=_that_only_raises(lm), **inputs)
+            call(_that_only_raises(lm))
         except _Sent as sent:
             return sent.messages
     raise RuntimeError(

@@ -470,11 +470,15 @@ class ProposingEngine:
         revise: Returns an instruction to propose from failures, given the conversation. By default,
             it returns the first text.
         at: Functions to run when calls begin, keyed by call index.
+        tokens: As in `OrderSensitiveEngine`.
         prompts: The conversations so far.
     """
 
-    def __init__(self, *texts: str, at: Any = None, revise: Any = None) -> None:
+    def __init__(
+        self, *texts: str, at: Any = None, revise: Any = None, tokens: Any = lambda request: {}
+    ) -> None:
         self.texts = texts
+        self.tokens = tokens
         self.revise = revise or (lambda content: self.texts[0])
         self.at = dict(at or {})
         self.prompts: list[str] = []
@@ -494,4 +498,6 @@ class ProposingEngine:
         elif field == "new_instruction":
             reply = self.revise(content)
         text = f"[[ ## {field} ## ]]\n{reply}\n\n[[ ## completed ## ]]"
-        return chat_response(text, prompt_tokens=100)
+        response = chat_response(text, prompt_tokens=100)
+        object.__setattr__(response, "usage", replace(response.usage, **self.tokens(request)))
+        return response

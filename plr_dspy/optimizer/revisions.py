@@ -13,16 +13,16 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.compiling.rounds import MAX_LOW
 from plr_dspy.dspy_compat import (
     InstructionProposer,
     REPLHistory,
     compact_history,
     compact_repl_history,
+    first_messages,
     serialize_for_json,
 )
 from plr_dspy.metrics.by_example import as_score
-from plr_dspy.optimizer.estimate import size_of_prompt
+from plr_dspy.optimizer.call_sizes import PROPOSED_INSTRUCTION
 from plr_dspy.optimizer.opening import OpenCompile
 from plr_dspy.optimizer.proposals import PromptModelWork, most_tokens, num_texts
 from plr_dspy.optimizer.setup import CompileSetup, Proposal
@@ -30,7 +30,9 @@ from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.instructions import Instruction, usable_instructions
 from plr_dspy.programs.slots import PoolSlots
+from plr_dspy.programs.tokens import token_counter
 from plr_dspy.report.formats import count
+from plr_dspy.scoring.budget import cost_of
 from plr_dspy.scoring.run_log import CallKey, CallRecord
 from plr_dspy.search.space import Candidate, Ordering
 
@@ -93,10 +95,28 @@ class RevisionWork(PromptModelWork):
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Return a record with the revised instruction. `example` is used only in the record's key."""
+        return CallRecord(None, value={"text": self._revised(self.model)})
+
+    def _revised(self, lm: dspy.BaseLM) -> str:
         name = "instruction"
-        with dspy.context(lm=self.model):
+        with dspy.context(lm=lm):
             texts = self._proposer({name: self._instruction}, {name: self._failures}, [name])
-        return CallRecord(None, value={"text": texts[name]})
+        return str(texts[name])
+
+    def cost(self) -> float | None:
+        """Return the expected cost in US dollars, or None if it is unknown.
+
+        The new instruction is assumed to be as long as the old one, but to have at least
+        `PROPOSED_INSTRUCTION` tokens.
+        """
+        num_tokens = token_counter()
+        instruction = num_tokens([{"role": "user", "content": self._instruction}])
+        try:
+            prompt = num_tokens(first_messages(self.model, self._revised))
+        except Exception:  # If the prompt cannot be built, the call will report the error.
+            return None
+        usage = {"prompt_tokens": prompt, "completion_tokens": max(PROPOSED_INSTRUCTION, instruction)}
+        return cost_of({str(self.model.model): usage})
 
 
 def propose_from_failures(open_compile: OpenCompile, failures: Mapping[int, Ordering]) -> CompileSetup:
@@ -121,13 +141,14 @@ def propose_from_failures(open_compile: OpenCompile, failures: Mapping[int, Orde
     first_example, first_arrangement = next(iter(failures.items()))
     numbers = slots.instructions(first_arrangement)
     shown = [(prompt, setup.scored_examples[example]) for prompt, example in cells]
-    cost = size_of_prompt(setup, MAX_LOW).cost if setup.options.max_cost is not None else None
+    budget = open_compile.evaluator.budget
     proposals: list[Proposal] = []
-    with open_compile.evaluator.budget.other_model(cost, SHARE):
+    with budget.other_model(None, SHARE):
         for name, instructions in slots.alternatives.items():
             examples = _reflective_examples(name, records)
             if examples:
                 revision = RevisionWork(setup, instructions[numbers[name]].text, examples)
+                budget.expect(revision.cost() if setup.options.max_cost is not None else None)
                 prompt = f"revised by {digest([revision.model, name, shown, setup.seed])}"
                 task = Proposal(name, 1, prompt, from_failures=True)
                 proposal = _propose(open_compile, revision, task, first_example)

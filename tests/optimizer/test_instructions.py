@@ -747,10 +747,41 @@ class TestProposalsFromFailures:
     def test_an_expensive_prompt_model_makes_no_further_proposals(self, monkeypatch, caplog):
         set_price(monkeypatch, "fake/proposer", 1e-4)
         set_price(monkeypatch, "fake/order-sensitive", 1e-6)
+
+        def with_long_feedback(example, prediction, trace=None):
+            judged = with_feedback(example, prediction)
+            judged.feedback *= 60
+            return judged
+
         with using(coded_engine()):
-            _, unlimited, _ = revising(max_cost=100.0)
+            _, unlimited, _ = revising(with_long_feedback, max_cost=100.0)
             assert unlimited.proposals.num_texts == 2
-            _, limited, _ = revising(max_cost=0.9)
+            _, limited, _ = revising(with_long_feedback, max_cost=0.9)
         assert limited.proposals.num_texts == 1
         assert "without an instruction for self from failures: cost limit" in caplog.text
         assert limited.cost <= 0.9
+
+    def test_prompts_with_long_inputs_are_not_sent_if_they_exceed_the_share(self, monkeypatch, caplog):
+        """The program adds passages to its prompts, so the inputs are much longer than the examples."""
+
+        def retrieve(self, question):
+            return self.answer(context="many words " * 500, question=question)
+
+        set_price(monkeypatch, "fake/proposer", 1e-5)
+        set_price(monkeypatch, "fake/order-sensitive", 1e-9)
+        program = fakes.Program(retrieve, answer=dspy.Predict("context, question -> answer"))
+
+        def limited(max_cost):
+            engine = ProposingEngine(IDLE, revise=revise, tokens=fakes.prompt_tokens)
+            with using(coded_engine()):
+                _, report, _ = revising(program=program, engine=engine, max_cost=max_cost)
+            return report
+
+        unlimited = limited(100.0)
+        assert unlimited.proposals.num_texts == 2
+        assert unlimited.cost > 0.08
+        report = limited(0.5)
+        assert "without an instruction for answer from failures: cost limit" in caplog.text
+        assert report.cost < 0.04
+        assert report.program_calls["final"] > 0
+        assert limited(1.2).proposals.num_texts == 2
