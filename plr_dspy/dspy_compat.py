@@ -5,7 +5,8 @@ Look here first if a new version of DSPy breaks this package.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from traceback import walk_tb
 from typing import Any, TypeAlias
 
@@ -34,6 +35,7 @@ from dspy.primitives.module import set_attribute_by_name
 from dspy.primitives.repl_types import REPLHistory
 from dspy.propose.dataset_summary_generator import create_dataset_summary
 from dspy.propose.grounded_proposer import TIPS, GroundedProposer
+from dspy.propose.utils import get_dspy_source_code
 from dspy.teleprompt.gepa import InstructionProposer
 from dspy.teleprompt.gepa.instruction_proposal import compact_history, compact_repl_history
 from dspy.teleprompt.teleprompt import Teleprompter
@@ -107,6 +109,14 @@ def field_not_found(error: BaseException, example: dspy.Example) -> str | None:
     # `key` is the parameter of `dspy.Example.__getattr__` and `__getitem__` for the field's name.
     name = frame.f_locals.get("key")
     return name if frame.f_locals.get("self") is example and isinstance(name, str) else None
+
+
+def source_code_of(program: dspy.Module) -> str:
+    """Return the source code that `GroundedProposer` shows to the prompt model, or "" if it shows none."""
+    # DSPy prints the source code of signatures, so discard its output.
+    with suppress(Exception), redirect_stdout(StringIO()):
+        return str(get_dspy_source_code(program))
+    return ""
 
 
 class _Sent(BaseException):

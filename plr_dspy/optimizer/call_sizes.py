@@ -194,7 +194,7 @@ class CallSizes:
         demo_tokens = {}
         pools = {}
         for slot, (_, max_demos) in zip(slots.slots, slots.space.limits, strict=False):
-            tokens = [pooled.tokens + _unknown_tokens(pooled.demo) for pooled in slot.pool]
+            tokens = [pooled.tokens + unknown_tokens(pooled.demo) for pooled in slot.pool]
             demo_tokens[slot.predictor] = high_total(tokens, max_demos)
             pools[slot.predictor] = slot.demos
         limit = self._setup.options.max_demo_tokens
@@ -274,9 +274,7 @@ class CallSizes:
         if not isinstance(predictor, RetrievingPredict):
             return 0.0
         pool = predictor.retrieval.pool
-        tokens = [
-            count + _unknown_tokens(demo) for count, demo in zip(pool.tokens, pool.demos, strict=True)
-        ]
+        tokens = [count + unknown_tokens(demo) for count, demo in zip(pool.tokens, pool.demos, strict=True)]
         totals = []
         for example in self._examples:
             inputs = inputs_of(predictor, example)
@@ -357,7 +355,7 @@ def _is_unknown(value: Any) -> bool:
     return isinstance(value, str) and value == UNKNOWN_ANSWER
 
 
-def _unknown_tokens(demo: Any) -> int:
+def unknown_tokens(demo: Any) -> int:
     """Return the assumed number of tokens in the teacher's answers that a demo still lacks."""
     return UNKNOWN_FIELD * sum(_is_unknown(value) for _, value in demo.items())
 

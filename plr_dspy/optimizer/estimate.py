@@ -4,27 +4,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import dspy
-
 from plr_dspy.compiling.plan import Plan
-from plr_dspy.compiling.rounds import MAX_LOW
 from plr_dspy.errors import UserError
-from plr_dspy.optimizer.call_sizes import PROPOSED_INSTRUCTION, CallSize, CallSizes
+from plr_dspy.optimizer.call_sizes import CallSize, CallSizes
 from plr_dspy.optimizer.demos import teacher_of
+from plr_dspy.optimizer.proposal_sizes import CALLS_PER_PROPOSAL, ProposalSizes
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.slots import PoolSlots, WholeProgramSlots
 from plr_dspy.programs.splits import Examples
-from plr_dspy.programs.tokens import has_counted_tokenizer, token_counter
+from plr_dspy.programs.tokens import has_counted_tokenizer
 from plr_dspy.report.formats import count, dollars
 from plr_dspy.scoring.budget import Budget, price_of
 from plr_dspy.scoring.run_log import RunLog
 from plr_dspy.search.space import Candidate
-
-# The approximate size of a proposal:
-CALLS_PER_PROPOSAL = 3  # number of prompt-model calls
-EXAMPLES_PER_PROPOSAL = 5  # number of examples in each prompt
-PROPOSAL_PROMPT = 600  # number of tokens in each prompt, not counting the examples
 
 
 @dataclass(frozen=True)
@@ -146,7 +139,7 @@ def estimate_cost(
     if num_attempts:
         one_attempt = sizes.of_program(teacher_of(setup))
         teaching = None if one_attempt is None else one_attempt * num_attempts
-    proposing = size_of_proposals(setup)
+    proposing = ProposalSizes(setup).of_all() if setup.proposals else CallSize()
     total = None if scoring is None or teaching is None else scoring + teaching + proposing
     cost = sizes.price(total)
     affordable_calls = None
@@ -213,29 +206,6 @@ def largest_total(ranges: Sequence[CallRange], num_calls: int) -> CallSize | Non
 def num_revisions(setup: CompileSetup) -> int:
     """Return the maximum number of instructions proposed during the search. Each takes one call."""
     return len(setup.slots.alternatives) if setup.proposals else 0
-
-
-def size_of_proposals(setup: CompileSetup) -> CallSize:
-    """Return the approximate size of all calls to the prompt model."""
-    if not setup.proposals:
-        return CallSize()
-    early = size_of_prompt(setup, EXAMPLES_PER_PROPOSAL) * (CALLS_PER_PROPOSAL * len(setup.proposals))
-    return early + size_of_prompt(setup, MAX_LOW) * num_revisions(setup)
-
-
-def size_of_prompt(setup: CompileSetup, num_examples: int) -> CallSize:
-    """Return the approximate size of a prompt-model call that shows `num_examples` examples."""
-    model = setup.prompt_model or dspy.settings.lm
-    examples = [
-        {"role": "user", "content": repr(example)} for example in setup.scored_examples[:num_examples]
-    ]
-    prompt = float(PROPOSAL_PROMPT + token_counter()(examples))
-    usage = {
-        "prompt_tokens": prompt,
-        "completion_tokens": float(PROPOSED_INSTRUCTION),
-        "new_tokens": prompt,
-    }
-    return CallSize({str(model.model): usage})
 
 
 def make_budget(setup: CompileSetup, log: RunLog | None = None) -> Budget:

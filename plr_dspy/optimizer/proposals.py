@@ -17,13 +17,13 @@ from dataclasses import replace
 import dspy
 
 from plr_dspy.dspy_compat import TIPS, GroundedProposer, create_dataset_summary
-from plr_dspy.optimizer.call_sizes import CallSizes
-from plr_dspy.optimizer.estimate import CALLS_PER_PROPOSAL, EXAMPLES_PER_PROPOSAL, size_of_prompt
+from plr_dspy.optimizer.call_sizes import CallSize, CallSizes
+from plr_dspy.optimizer.proposal_sizes import NUM_SHOWN, ProposalSizes, described_examples
 from plr_dspy.optimizer.setup import CompileSetup, Proposal
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.instructions import Instruction, InstructionChoices, usable_instructions
-from plr_dspy.programs.slots import PoolSlots
+from plr_dspy.programs.slots import PooledDemo, PoolSlots
 from plr_dspy.report.prompts import ProposalReport
 from plr_dspy.scoring.budget import window_of
 from plr_dspy.scoring.causes import fix_for
@@ -32,8 +32,6 @@ from plr_dspy.scoring.run_log import CallRecord
 logger = logging.getLogger(__name__)
 
 PROPOSED = "proposed"  # origin of proposed instructions
-NUM_DESCRIBED = 20  # maximum number of examples from which the prompt model describes the data
-NUM_SHOWN = 3  # maximum number of demos that the prompt model sees for a predictor
 # Bootstrapping and proposals together may use at most this share of max_seconds and max_cost.
 SHARE = 0.4
 
@@ -68,13 +66,12 @@ class ProposalWork(PromptModelWork):
         super().__init__(setup)
         slots = setup.slots
         assert isinstance(slots, PoolSlots)
-        self.examples = list(setup.demo_examples.values())[:NUM_DESCRIBED]
-        if not self.examples:
-            demos = [demo for slot in slots.slots for demo in slot.demos]
-            self.examples = [dspy.Example(dict(demo.items())) for demo in demos[:NUM_DESCRIBED]]
+        self.examples = described_examples(setup)
         self._setup = setup
         self._places = {name: place for place, (name, _) in enumerate(setup.program.named_predictors())}
         self.demos = {slot.predictor: list(slot.demos) for slot in slots.slots}
+        self._pools = {slot.predictor: slot.pool for slot in slots.slots}
+        self._sizes = ProposalSizes(setup)
         # DSPy prints the source code of signatures, so discard its output.
         with contextlib.redirect_stdout(io.StringIO()):
             self._proposer = GroundedProposer(
@@ -103,13 +100,21 @@ class ProposalWork(PromptModelWork):
             return ""
         return str(create_dataset_summary(self.examples, view_data_batch_size=10, prompt_model=self.model))
 
+    def size(self, task: Proposal) -> CallSize:
+        """Return the approximate size of all calls for a task."""
+        return self._sizes.of_task(task, self._shown(task, self._rng(task)))
+
+    def _rng(self, task: Proposal) -> random.Random:
+        return random.Random(f"{self._setup.seed} {task.predictor} {task.number}")
+
+    def _shown(self, task: Proposal, rng: random.Random) -> list[PooledDemo]:
+        """Return the demos that the prompt model sees in a task."""
+        pool = self._pools.get(task.predictor, ())
+        return rng.sample(pool, min(NUM_SHOWN, len(pool)))
+
     def _propose(self, task: Proposal) -> str:
-        rng = random.Random(f"{self._setup.seed} {task.predictor} {task.number}")
-        demos = self.demos.get(task.predictor, ())
-        shown = [
-            dspy.Example({**demo, "augmented": True})
-            for demo in rng.sample(demos, min(NUM_SHOWN, len(demos)))
-        ]
+        rng = self._rng(task)
+        shown = [dspy.Example({**pooled.demo, "augmented": True}) for pooled in self._shown(task, rng)]
         place = self._places[task.predictor]
         # `GroundedProposer` ignores the first set of demos, so leave this set empty.
         demo_sets: dict[int, list[list[dspy.Example]]] = {place: [[], shown]}
@@ -144,15 +149,15 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, payer: ProgramEvalua
     num_recalled = log.num_recalled
     cost_of_student = budget.expected_cost
     reserve = budget.largest_cost
-    cost = None
-    if setup.options.max_cost is not None:
-        cost = (size_of_prompt(setup, EXAMPLES_PER_PROPOSAL) * CALLS_PER_PROPOSAL).cost
-    budget.expect(cost)
     budget.share = SHARE
     proposals: list[Proposal] = []
     failure: Exception | None = None
+    factor = 1.0  # maximum ratio of a task's cost to its estimate
     for number, task in enumerate(setup.proposals):
         key = (prompt, number)
+        estimate = work.size(task).cost if setup.options.max_cost is not None else None
+        budget.expect(None if estimate is None else factor * estimate)
+        cost_before = budget.cost
         if not budget.recall(key):
             try:
                 payer.pay({key: None})
@@ -160,6 +165,8 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, payer: ProgramEvalua
                 failure = error
         if key not in log.records:
             break
+        if estimate:
+            factor = max(factor, (budget.cost - cost_before) / estimate)
         record = log.records[key]
         proposals.append(replace(task, prompt=prompt, record=record))
         if task.describes_data and record.value:

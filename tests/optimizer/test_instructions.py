@@ -416,6 +416,27 @@ def proposing(*texts, engine=None, **options):
     return program, optimizer, engine
 
 
+INSTRUCTED_AT_LENGTH = dspy.Signature("question -> answer", "Name the number of the answer. " * 400)
+
+
+def described_tool(number):
+    def search(query: str, limit: int = 5) -> str:
+        return ""
+
+    return dspy.Tool(search, name=f"search_{number}", desc=f"Search database {number} for a query. " * 12)
+
+
+TOOLS = [described_tool(number) for number in range(12)]
+
+
+LONG = {
+    "instruction": dspy.Predict(INSTRUCTED_AT_LENGTH),
+    "code": dspy.ReAct("question -> answer", tools=TOOLS),
+}
+with_long_prompts = pytest.mark.parametrize("program", LONG.values(), ids=LONG)
+"""A mark for tests of programs that make the prompts of the prompt model long."""
+
+
 class TestProposals:
     def test_are_searched_and_reported_separately_from_program_calls(self, instructed):
         program, optimizer, engine = proposing(BAD, GOOD, IDLE, max_metric_calls=200)
@@ -548,6 +569,42 @@ class TestProposals:
             assert (
                 without.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES).cost < estimate.cost
             )
+
+    @with_long_prompts
+    def test_the_estimate_includes_long_code_and_instructions(self, instructed, program, monkeypatch):
+        set_price(monkeypatch, "fake/proposer", 1e-5)
+        set_price(monkeypatch, "fake/order-sensitive", 1e-9)
+        engine = ProposingEngine(GOOD, BAD, tokens=fakes.prompt_tokens)
+        _, optimizer, _ = proposing(engine=engine, program=program, num_instructions=2)
+        estimate = optimizer.estimate(program, trainset=EXAMPLES)
+        assert optimizer.report.cost <= estimate.cost <= 3 * optimizer.report.cost
+
+    @with_long_prompts
+    def test_a_prompt_with_long_code_or_instructions_is_not_sent_if_it_exceeds_the_share(
+        self, instructed, program, monkeypatch
+    ):
+        """Proposals may use 40% of `max_cost`, so that enough is left for the search."""
+        set_price(monkeypatch, "fake/proposer", 1e-5)
+        set_price(monkeypatch, "fake/order-sensitive", 1e-9)
+        costs = [0.0]
+
+        def count(request):
+            tokens = fakes.prompt_tokens(request)
+            costs.append(1e-5 * (tokens["input_tokens"] + 5))
+            return tokens
+
+        def used(**limits):
+            costs.clear()
+            engine = ProposingEngine(GOOD, BAD, tokens=count)
+            _, optimizer, _ = proposing(engine=engine, program=program, num_instructions=2, **limits)
+            assert optimizer.report.program_calls["final"] > 0
+            return list(costs)
+
+        unlimited = used()
+        for_description = sum(unlimited[:3])
+        for number in (1, 4, 5, 6):
+            max_cost = (for_description + 0.9 * sum(unlimited[3 : 3 + number])) / 0.4
+            assert sum(used(max_cost=max_cost)) <= 0.4 * max_cost
 
     def test_replies_without_token_counts_raise_an_error(self, instructed, monkeypatch, caplog):
         for model in ("fake/proposer", "fake/order-sensitive"):
