@@ -271,12 +271,17 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         )
         if not setup.needs_calls:
             return setup
+        setup = self._without_unusable(setup)
         try:
             setup = self._with_plan(setup)
         except UserError:  # The budget is too small. Report errors in other arguments first.
             self._check_without_plan(setup)
             raise
         check_metric(setup)
+        return setup
+
+    def _without_unusable(self, setup: CompileSetup) -> CompileSetup:
+        """Return the setup without choices that would make prompts too long. By default, keep all of them."""
         return setup
 
     def _check_without_plan(self, setup: CompileSetup) -> None:

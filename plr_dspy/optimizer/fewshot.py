@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import dspy
@@ -36,6 +36,7 @@ from plr_dspy.optimizer.opening import OpenCompile
 from plr_dspy.optimizer.proposals import (
     ProposalWork,
     make_proposals,
+    most_tokens,
     planned_proposals,
     proposed_instructions,
 )
@@ -294,6 +295,11 @@ class PLFewShot(LearningOptimizer):
         if self.demos != "fixed" and not user_demos:
             # Prompts must not depend on the trainset's order, so sort the examples by content.
             retrievable = {index: trainset[index] for index in by_content(trainset)}
+        if self.instructions is not None and self.demos == "retrieved":
+            logger.warning(
+                "retrieved demos are shown only with the student's own instruction, so other instructions are tried "
+                "without demos: pass demos='fixed' or demos='auto' to try them with demos"
+            )
         instructions = self._instructions(program)
         slots = self._slots(program, examples, retrievable, attempts, instructions.by_predictor)
         if not (slots.slots or slots.alternatives or attempts):
@@ -349,21 +355,35 @@ class PLFewShot(LearningOptimizer):
                 "demos and instructions: pass this program under another name, such as 'program 1'"
             )
 
-    def _instructions(self, program: dspy.Module) -> InstructionChoices:
-        """Return the instructions of the student, the user's programs and the argument `instructions`."""
-        if self.instructions is not None and self.demos == "retrieved":
-            logger.warning(
-                "retrieved demos are shown only with the student's own instruction, so other instructions are tried "
-                "without demos: pass demos='fixed' or demos='auto' to try them with demos"
-            )
+    def _instructions(
+        self, program: dspy.Module, max_tokens: Mapping[str, float] = MappingProxyType({})
+    ) -> InstructionChoices:
+        """Return the instructions of the student, the user's programs and the argument `instructions`.
+
+        For `max_tokens`, see `usable_instructions`.
+        """
         if self.instructions == "propose":
-            return stand_in_instructions(program, self.num_instructions, self._rivals)
+            return stand_in_instructions(
+                program, self.num_instructions, self._rivals, max_tokens=max_tokens
+            )
         given: Mapping[str, Sequence[Instruction]] = {}
         if self.instructions is not None:
             given = given_instructions(program, self.instructions)
-        choices = usable_instructions(program, given, rivals=self._rivals, max_tokens=math.inf)
+        choices = usable_instructions(program, given, rivals=self._rivals, max_tokens=max_tokens)
         check_usable(given, choices)
         return choices
+
+    def _without_unusable(self, setup: CompileSetup) -> CompileSetup:
+        """Return the setup without instructions that are too long for the model's context window."""
+        if not setup.slots.alternatives:
+            return setup
+        choices = self._instructions(setup.program, most_tokens(setup))
+        if choices.by_predictor == setup.slots.alternatives:
+            return setup
+        slots = self._slots(
+            setup.program, setup.demo_examples, setup.retrievable, setup.attempts, choices.by_predictor
+        )
+        return replace(setup, slots=slots, original=slots.original, dropped_instructions=choices.dropped)
 
     def _prompt_model(self, program: dspy.Module) -> dspy.BaseLM | None:
         """Return the model that proposes instructions, or None if no instructions are proposed."""

@@ -8,7 +8,6 @@ records, so a resumed run does not pay for them again.
 import contextlib
 import io
 import logging
-import math
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -16,13 +15,18 @@ from dataclasses import replace
 
 import dspy
 
-from plr_dspy.dspy_compat import TIPS, GroundedProposer, create_dataset_summary
+from plr_dspy.dspy_compat import TIPS, GroundedProposer, create_dataset_summary, model_of
 from plr_dspy.optimizer.call_sizes import CallSize, CallSizes
 from plr_dspy.optimizer.proposal_sizes import NUM_SHOWN, ProposalSizes, described_examples
 from plr_dspy.optimizer.setup import CompileSetup, Proposal
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.fingerprint import digest
-from plr_dspy.programs.instructions import Instruction, InstructionChoices, usable_instructions
+from plr_dspy.programs.instructions import (
+    Instruction,
+    InstructionChoices,
+    instruction_tokens,
+    usable_instructions,
+)
 from plr_dspy.programs.slots import PooledDemo, PoolSlots
 from plr_dspy.report.prompts import ProposalReport
 from plr_dspy.scoring.budget import window_of
@@ -220,16 +224,24 @@ def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) ->
     )
 
 
-def most_tokens(setup: CompileSetup) -> float:
-    """Return the maximum number of instruction tokens that lets prompts fit into all context windows.
+def most_tokens(setup: CompileSetup) -> dict[str, float]:
+    """Return the maximum number of instruction tokens with which each predictor's prompts fit into the window.
 
-    Prompts are assumed to show half of the maximum number of demos.
+    Prompts are assumed to show half of the maximum number of demos. An instruction may always be as
+    long as the predictor's own. Predictors are omitted if the size of their window or prompts is
+    unknown.
     """
-    windows = [window_of(str(lm.model)) for lm in setup.models]
-    smallest = min((window for window in windows if window is not None), default=math.inf)
-    slots = setup.slots
-    size = CallSizes(setup).of_program(slots.build(slots.showing(0.5)))
-    return smallest - (0.0 if size is None else size.prompt_tokens)
+    sizes = CallSizes(setup)
+    limits = {}
+    for name, predictor in setup.slots.build(setup.slots.showing(0.5)).named_predictors():
+        window = window_of(str(getattr(model_of(predictor), "model", "")))
+        if window is None:
+            continue
+        size = sizes.of_program(predictor)
+        if size is not None:
+            own = instruction_tokens(predictor.signature.instructions)
+            limits[name] = own + max(0.0, window - size.prompt_tokens)
+    return limits
 
 
 def num_texts(proposals: Iterable[Proposal]) -> int:

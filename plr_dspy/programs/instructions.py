@@ -1,6 +1,5 @@
 """Instructions to choose from: the student's own, the user's, the rivals' and proposed instructions."""
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -68,11 +67,16 @@ def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[s
     return instructions
 
 
-def stand_in_instructions(program: dspy.Module, number: int, rivals: Sequence[Rival]) -> InstructionChoices:
-    """Return the instructions to choose from, with placeholders for `number` proposals per predictor."""
+def stand_in_instructions(
+    program: dspy.Module, number: int, rivals: Sequence[Rival], *, max_tokens: Mapping[str, float]
+) -> InstructionChoices:
+    """Return the instructions to choose from, with placeholders for `number` proposals per predictor.
+
+    For `max_tokens`, see `usable_instructions`.
+    """
     stand_ins = [Instruction(f"{PLACEHOLDER} {i}", PLACEHOLDER) for i in range(number)]
     by_predictor = {name: stand_ins for name, _ in program.named_predictors()}
-    choices = usable_instructions(program, by_predictor, rivals=rivals, max_tokens=math.inf)
+    choices = usable_instructions(program, by_predictor, rivals=rivals, max_tokens=max_tokens)
     if not choices.by_predictor:
         adapter = type(current_adapter()).__name__
         raise UserError(
@@ -86,17 +90,17 @@ def usable_instructions(
     instructions: Mapping[str, Sequence[Instruction]],
     *,
     rivals: Sequence[Rival],
-    max_tokens: float,
+    max_tokens: Mapping[str, float],
     known: Mapping[str, Sequence[Instruction]] = MappingProxyType({}),
 ) -> InstructionChoices:
     """Return the usable instructions, all with different prompts, and the instructions to drop.
 
     Each predictor's own instruction comes first, followed by `known` (not checked again), then by
-    `instructions`. The instructions of rivals' matching predictors come last.
+    `instructions`. The instructions of rivals' matching predictors come last. `max_tokens` has the
+    maximum number of tokens for each predictor with a limit.
     """
     by_predictor = {}
     dropped = {}
-    count = token_counter()
     for name, predictor in program.named_predictors():
         own = Instruction(predictor.signature.instructions, OWN)
         usable = {_prompt(predictor, earlier.text): earlier for earlier in (own, *known.get(name, ()))}
@@ -113,7 +117,7 @@ def usable_instructions(
                 reason = "empty"
             elif prompt in usable:
                 reason = f"the prompt is the same as with {usable[prompt].origin}"
-            elif count([{"role": "system", "content": instruction.text}]) > max_tokens:
+            elif name in max_tokens and instruction_tokens(instruction.text) > max_tokens[name]:
                 reason = "too long for the model's context window"
             if reason:
                 unusable.append(replace(instruction, reason=reason))
@@ -124,6 +128,11 @@ def usable_instructions(
         if unusable:
             dropped[name] = unusable
     return InstructionChoices(by_predictor, dropped)
+
+
+def instruction_tokens(text: str) -> int:
+    """Return the number of tokens in an instruction."""
+    return token_counter()([{"role": "system", "content": text}])
 
 
 def check_usable(given: Mapping[str, Sequence[Instruction]], choices: InstructionChoices) -> None:

@@ -480,6 +480,25 @@ class TestProposals:
             "from failures[0]": "the prompt is the same as with proposed[0]",
         }
 
+    def test_texts_of_the_user_are_dropped_if_they_exceed_the_context_window(self, instructed, monkeypatch):
+        set_price(monkeypatch, "fake/order-sensitive", 1e-6, max_input_tokens=400)
+        long = "very long " * 400
+        programs = {"other": with_demos("poor", long)}
+        _, optimizer = compiled(GOOD, long, programs=programs)
+        (entry,) = optimizer.report.instructions
+        assert [choice.text for choice in entry.alternatives[1:]] == [GOOD]
+        too_long = "too long for the model's context window"
+        reasons = {unused.origin: unused.reason for unused in entry.dropped}
+        assert reasons == {"instructions[1]": too_long, "other": too_long}
+        with pytest.raises(ValueError, match=f"got none .*{too_long}"):
+            compiled(long)
+
+    def test_a_long_text_is_kept_if_the_students_own_is_as_long(self, instructed, monkeypatch):
+        set_price(monkeypatch, "fake/order-sensitive", 1e-6, max_input_tokens=400)
+        program = dspy.Predict(dspy.Signature("question -> answer", "very long " * 400))
+        _, optimizer = compiled("many words " * 300, program=program)
+        assert len(optimizer.report.instructions[0].alternatives) == 2
+
     def test_a_report_begins_with_the_reason_if_no_proposal_is_usable(self, instructed):
         own = "Given the fields `question`, produce the fields `answer`."
         _, optimizer, _ = proposing("", "", own, max_metric_calls=80)
