@@ -8,6 +8,8 @@ is expected to score like an average ordering. A reply is "unread" if it has a s
 log-probabilities of labels. "Read scores" are the expected scores of all other replies.
 """
 
+import math
+
 import numpy as np
 
 from plr_dspy.search.model.answers import Answers, ExampleWeights
@@ -17,7 +19,6 @@ from plr_dspy.search.model.responses import Calls, LabelResponses
 from plr_dspy.search.model.unread import UnreadReplies
 from plr_dspy.statistics.arrays import Array, Numbers
 
-NUM_DRAWS = 8  # number of draws for estimating the variance of expected scores; must be even
 UNDERSTATED = 1.6  # factor by which fits underestimate the effects' error variances, found by simulation
 STEP = 0.05  # step size for numerical derivatives with respect to an effect
 # Additional prior variance of an outsider's mean score, relative to the squared range of scores.
@@ -72,7 +73,7 @@ class ResponseModel:
         """Return the variances of expected mean scores, ``[m]``."""
         unread = self._unread
         draws = self._draw(self._logits.effects, self._logits.effect_variances)
-        by_effects = draws.var(axis=0, ddof=1) * ~self._calls.is_program
+        by_effects = draws.var(axis=0) * ~self._calls.is_program
         by_shares = (self._read_means - unread.mean_score) ** 2 * unread.variances
         return np.asarray(unread.shares**2 * by_effects + by_shares)
 
@@ -105,14 +106,15 @@ class ResponseModel:
         return np.asarray(read_scores @ weights)
 
     def _draw(self, effects: Array, variances: Array) -> Array:
-        """Return expected mean scores ``[draws, m]`` of read replies under random effects.
+        """Return expected mean scores ``[points, m]`` of read replies at the sigma points of the effects.
 
-        Each draw shifts an effect by the same number of standard deviations in all orderings.
+        At each point, one effect is shifted by the same number of standard deviations in all orderings.
+        The points have the mean and the variances of the effects (S. Julier and J. Uhlmann, 1997).
         """
-        half = np.random.default_rng(0).normal(size=(NUM_DRAWS // 2, effects.shape[1]))
-        num_contrasts = effects.shape[1] - 1
-        deviations = np.sqrt(variances).repeat([num_contrasts, 1], axis=1)
-        return np.stack([self._mean_scores(effects + deviations * draw) for draw in (*half, *-half)])
+        num_effects = effects.shape[1]
+        deviations = np.sqrt(variances).repeat([num_effects - 1, 1], axis=1)
+        shifts = math.sqrt(num_effects) * np.eye(num_effects)
+        return np.stack([self._mean_scores(effects + deviations * shift) for shift in (*shifts, *-shifts)])
 
     def predict(self, features: Families) -> tuple[Array, Array]:
         """Return the expected mean scores of new orderings, ``[c]``, and their variances, ``[c]``."""
@@ -121,7 +123,7 @@ class ResponseModel:
         read_means = draws.mean(axis=0)
         shares = unread.predict(features)
         by_shares = (read_means - unread.mean_score) ** 2 * unread.variances.mean()
-        variances = shares**2 * draws.var(axis=0, ddof=1) + by_shares
+        variances = shares**2 * draws.var(axis=0) + by_shares
         return unread.mixed(read_means, shares), variances
 
     def predict_means(self, features: Families) -> Array:
