@@ -208,13 +208,13 @@ def _parse_value(name: str, annotation: Annotation, text: str) -> Value:
 
 def without_none(annotation: Annotation) -> Annotation:
     """Return an optional annotation without None, and any other annotation unchanged."""
+    if not allows_none(annotation):
+        return annotation
     others = [part for part in get_args(annotation) if part not in (None, type(None))]
     origin: Annotation = get_origin(annotation)
     if origin is Literal and others:
         return Literal[tuple(others)]
-    if len(others) == 1 and annotation_allows_none(annotation):
-        return others[0]
-    return annotation
+    return others[0] if len(others) == 1 else annotation
 
 
 def allows_none(annotation: Annotation) -> bool:

@@ -137,12 +137,12 @@ COMPILE = [
     (
         student,
         {"trainset": [{"text": "t"}]},
-        r"trainset\[0\] must have columns for .*\['question'\]; got the columns \['text'\]",
+        r"trainset must have columns for .*\['question'\]; got the columns \['text'\]",
     ),
     (
         Wrapped,
         {"valset": [{"text": "t"}]},
-        r"valset\[0\] must have columns for .*\['question'\].*pass inputs=",
+        r"valset must have columns for .*\['question'\].*pass inputs=",
     ),
     (
         student,
