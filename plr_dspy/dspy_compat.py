@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 from traceback import walk_tb
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 import dspy
 from dspy.adapters.decision import DecisionAdapter, resolve_adapter
@@ -49,6 +49,14 @@ logger = logging.getLogger(__name__)
 
 Call: TypeAlias = tuple[Any, Mapping[str, Any]]  # a language model, and the inputs of one call to the model
 COMPILED = "_compiled"  # the attribute that marks a compiled program
+LM_CLASS = "_dspy_lm_class"  # the entry of a saved model that names its class
+
+
+def allows_none(annotation: Any) -> bool:
+    """Return whether a type allows None. Unlike DSPy's function, also find None in a Literal."""
+    if get_origin(annotation) is Literal:
+        return None in get_args(annotation)
+    return bool(annotation_allows_none(annotation))
 
 
 def current_adapter() -> dspy.Adapter:

@@ -18,7 +18,7 @@ from pydantic_core import PydanticUndefined
 
 from plr_dspy.dspy_compat import (
     CUSTOM_TYPE_START_IDENTIFIER,
-    annotation_allows_none,
+    allows_none,
     current_adapter,
     format_field_value,
     sent_messages,
@@ -277,7 +277,7 @@ def _check_is_text(name: str, field_name: str, annotation: Any) -> None:
 
 
 def _input_of(field: FieldInfo, *, is_block: bool) -> PromptInput:
-    is_optional = annotation_allows_none(field.annotation)
+    is_optional = allows_none(field.annotation)
     prompt_input = PromptInput(field.annotation is str, is_block, is_optional)
     if field.default is PydanticUndefined or (field.default is None and not is_optional):
         return prompt_input
@@ -316,7 +316,7 @@ def _samples(annotation: Any) -> list[Any]:
     """Return sample values for an input with this annotation, including text that adapters might change."""
     kind = without_none(annotation)
     samples: list[Any] = ["", AWKWARD_TEXT]
-    if annotation_allows_none(annotation):
+    if allows_none(annotation):
         samples.append(None)
     if kind is str:
         samples.append(["a", "b"])

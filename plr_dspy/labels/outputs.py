@@ -10,9 +10,9 @@ import dspy
 import numpy as np
 from numpy.typing import NDArray
 
-from plr_dspy.dspy_compat import decision_adapter
+from plr_dspy.dspy_compat import allows_none, decision_adapter
 from plr_dspy.errors import UserError
-from plr_dspy.lm.plain_text_adapter import Annotation, Value, allows_none, labels_of, without_none
+from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without_none
 from plr_dspy.metrics.by_example import SHOWN
 from plr_dspy.report.formats import count, shorten
 from plr_dspy.statistics.arrays import Array

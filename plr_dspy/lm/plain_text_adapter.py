@@ -13,7 +13,7 @@ from plr_dspy.dspy_compat import (
     AdapterParseError,
     Choice,
     Noul,
-    annotation_allows_none,
+    allows_none,
     apply_output_field_defaults,
     format_field_value,
 )
@@ -210,16 +210,15 @@ def without_none(annotation: Annotation) -> Annotation:
     """Return an optional annotation without None, and any other annotation unchanged."""
     if not allows_none(annotation):
         return annotation
-    others = [part for part in get_args(annotation) if part not in (None, type(None))]
+    others = tuple(part for part in get_args(annotation) if part not in (None, type(None)))
+    if _is_literal(annotation):
+        return Literal[others] if others else annotation
+    return without_none(others[0]) if len(others) == 1 else annotation
+
+
+def _is_literal(annotation: Annotation) -> bool:
     origin: Annotation = get_origin(annotation)
-    if origin is Literal and others:
-        return Literal[tuple(others)]
-    return others[0] if len(others) == 1 else annotation
-
-
-def allows_none(annotation: Annotation) -> bool:
-    """Return whether a type allows None. Unlike DSPy's function, this one knows that Literals may contain None."""
-    return annotation_allows_none(annotation) or None in get_args(annotation)
+    return origin is Literal
 
 
 def labels_of(annotation: Annotation) -> dict[str, Value] | None:
@@ -232,8 +231,7 @@ def labels_of(annotation: Annotation) -> dict[str, Value] | None:
         annotation = annotation.model_fields["value"].annotation  # type: ignore[attr-defined]
     if annotation is bool:
         return {"True": True, "False": False}
-    origin: Annotation = get_origin(annotation)
-    if origin is Literal:
+    if _is_literal(annotation):
         return {name_of_label(value): value for value in get_args(annotation)}
     if isinstance(annotation, enum.EnumMeta):
         members: list[Value] = list(annotation)

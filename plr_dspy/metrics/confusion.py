@@ -105,7 +105,7 @@ class SetMetric(ABC):
             annotation = without_none(field.annotation)
             type_labels = labels_of(annotation) or {}
             labels |= dict.fromkeys(type_labels)
-            if type_labels and annotation is not field.annotation:
+            if type_labels and annotation != field.annotation:
                 labels[name_of_label(None)] = None
         return list(labels)
 

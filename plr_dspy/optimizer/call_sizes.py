@@ -12,7 +12,7 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.dspy_compat import annotation_allows_none, model_of
+from plr_dspy.dspy_compat import allows_none, model_of
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.trials import calls_model
 from plr_dspy.metrics.confusion import SetMetric
@@ -345,7 +345,7 @@ def answered_fields(predictor: dspy.Predict, row: Any) -> dict[str, Any]:
     outputs = predictor.signature.output_fields
     fields = {}
     for name, value in row.items():
-        if value is not None or (name in outputs and annotation_allows_none(outputs[name].annotation)):
+        if value is not None or (name in outputs and allows_none(outputs[name].annotation)):
             fields[name] = value
     return fields
 
@@ -366,7 +366,7 @@ def _unknown_inputs(predictor: dspy.Predict, example: dspy.Example) -> list[str]
     unknown = []
     for name, info in predictor.signature.input_fields.items():
         is_known = any(name in fields for fields in sources)
-        if not is_known and not annotation_allows_none(info.annotation):
+        if not is_known and not allows_none(info.annotation):
             unknown.append(name)
     return unknown
 

@@ -27,7 +27,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from typing_extensions import dataclass_transform
 
-from plr_dspy.dspy_compat import annotation_allows_none, serialize_object
+from plr_dspy.dspy_compat import allows_none, serialize_object
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.metrics.by_example import SHOWN, Metric, function_of, metric_caller
 from plr_dspy.metrics.copies import check_copies
@@ -293,7 +293,7 @@ def predictor_inputs(predictor: dspy.Predict) -> dict[str, ProgramInput]:
     """Return a predictor's inputs, keyed by name."""
     inputs = {}
     for name, field in predictor.signature.input_fields.items():
-        is_required = field.is_required() and not annotation_allows_none(field.annotation)
+        is_required = field.is_required() and not allows_none(field.annotation)
         inputs[name] = ProgramInput(field.annotation, is_required)
     return inputs
 

@@ -326,6 +326,8 @@ class TestOwnFunction:
             (bool, ["True", "False"]),
             (Mood, ["good", "bad"]),
             (Literal["x", "y"] | None, ["x", "y", "None"]),
+            (Literal["x", None], ["x", "None"]),
+            (Literal["x", None] | None, ["x", "None"]),
             (str, []),
         ],
     )
