@@ -12,7 +12,7 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.dspy_compat import UNSAFE_LM_STATE_KEYS, magicattr, set_attribute_by_name
+from plr_dspy.dspy_compat import LM_CLASS, UNSAFE_LM_STATE_KEYS, magicattr, set_attribute_by_name
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.per_input_order import PerInputOrder
@@ -45,8 +45,9 @@ def load_program(
         embedder: The embedder of a program that retrieves demos. Loading does not call it.
 
     Returns:
-        A copy of the student with the demos, instructions and calibration from the file. If the file names
-            the same LM as the student, the copy has the student's LM, with its address and key.
+        A copy of the student with the demos, instructions and calibration from the file. If the
+            file names the model, class and engine of the student's LM, the copy keeps this LM, with
+            its address and key.
 
     Raises:
         OSError: If the file cannot be read.
@@ -71,8 +72,7 @@ def load_program(
             if "retrieval" in predictor_state:
                 retrievals[name] = loaded(predictor, predictor_state["retrieval"], embedder)
             saved_lm = predictor_state.get("lm") or {}
-            is_own_lm = saved_lm.get("model", "") == getattr(predictor.lm, "model", None)
-            if is_own_lm and not allow_unsafe_lm_state:
+            if not allow_unsafe_lm_state and _is_same_lm(predictor.lm, saved_lm):
                 own_lms[name] = _with_saved_settings(predictor.lm, saved_lm)
                 predictor_state["lm"] = None
         program = retrieve_in(program, retrievals)
@@ -96,16 +96,34 @@ def load_program(
     return program
 
 
+def _is_same_lm(lm: Any, saved: Mapping[str, Any]) -> bool:
+    """Return whether a saved LM has the model, type, class and engine of the student's LM."""
+    own: Mapping[str, Any] = {}
+    with suppress(Exception):  # DSPy cannot save some engines.
+        own = lm.dump_state()
+    return bool(own) and _kind_of_lm(own) == _kind_of_lm(saved)
+
+
+def _kind_of_lm(state: Mapping[str, Any]) -> list[Any]:
+    engine = state.get("engine")
+    if isinstance(engine, Mapping):
+        engine = engine.get("class")
+    return [state.get("model"), state.get("model_type", "chat"), state.get(LM_CLASS), engine]
+
+
 def _with_saved_settings(lm: Any, saved: Mapping[str, Any]) -> Any:
-    """Return the student's model with the saved values of its settings, such as the temperature.
+    """Return the student's LM with the saved settings, such as the temperature.
 
     Connection settings stay as they are.
     """
+    omitted = {LM_CLASS, "engine", "async_engine", *UNSAFE_LM_STATE_KEYS}
+    # DSPy saves some settings under other names, so let DSPy read them.
+    restored = dspy.LM(**{name: value for name, value in saved.items() if name not in omitted}).kwargs
+    own = getattr(lm, "kwargs", {})
     settings = {}
-    for name, value in getattr(lm, "kwargs", {}).items():
-        is_access = name in UNSAFE_LM_STATE_KEYS or ACCESS.search(name)
-        if not is_access and saved.get(name, value) != value:
-            settings[name] = saved[name]
+    for name, value in restored.items():
+        if not ACCESS.search(name) and own.get(name) != value:
+            settings[name] = value
     return lm.copy(**settings) if settings else lm
 
 

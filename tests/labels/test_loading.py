@@ -156,6 +156,31 @@ class TestModelsOfStudents:
         unsafe = load_program(program, tmp_path / "program.json", allow_unsafe_lm_state=True)
         assert unsafe.lm.kwargs == saved.kwargs
 
+    @pytest.mark.parametrize(
+        ("model", "setting"),
+        [("openai/a", {"top_p": 0.3}), ("openai/gpt-5", {"max_tokens": 20_000, "temperature": 1.0})],
+    )
+    def test_get_settings_that_the_students_model_lacks_or_names_otherwise(self, model, setting, tmp_path):
+        saved = dspy.LM(model, **setting)
+        with_model(student(), saved).save(tmp_path / "program.json")
+        own = dspy.LM(model, api_key="own", temperature=1.0, max_tokens=16_000)
+        loaded = load_program(with_model(student(), own), tmp_path / "program.json")
+        settings = {name: value for name, value in saved.kwargs.items() if value is not None}
+        assert loaded.lm.kwargs == {**settings, "api_key": "own"}
+
+    @pytest.mark.parametrize("make", [dspy.LM, completion_lm])
+    def test_are_replaced_if_the_file_has_another_engine(self, make, tmp_path):
+        other = {dspy.LM: completion_lm, completion_lm: dspy.LM}[make]
+        with_model(student(), make("hosted_vllm/a", api_base="http://saved/v1")).save(
+            tmp_path / "program.json"
+        )
+        own = other("hosted_vllm/a", api_base="http://own/v1")
+        if make is completion_lm:
+            with pytest.raises(ValueError, match="allow_unsafe_lm_state"):
+                load_program(with_model(student(), own), tmp_path / "program.json")
+        else:
+            assert load_program(with_model(student(), own), tmp_path / "program.json").lm is not own
+
     def test_are_replaced_if_the_file_names_another_model(self, tmp_path):
         with_model(student(), dspy.LM("openai/saved")).save(tmp_path / "program.json")
         program = with_model(student(), dspy.LM("openai/own", api_key="own"))
