@@ -52,15 +52,24 @@ class PromptSize:
     total: float  # number of tokens in the whole prompts, with inputs of mean length
 
 
+@dataclass(frozen=True)
+class UsageFit:
+    """Token counts of calls as a linear function of the prompts' size."""
+
+    times: float  # number of times that prompts are sent
+    others: float  # number of other tokens in prompts, such as retrieved passages
+    answer: float  # mean number of tokens in answers
+
+
 class PromptPrices:
     """The costs of predictions at litellm's list prices.
 
     A server's prefix cache is assumed to hold instructions and fixed demos, but not retrieved demos
     or inputs.
 
-    New predictions with one of the user's programs are assumed to use as many tokens as the program's
-    scored calls. All other candidates are the student with other demos or instructions. They are
-    assumed to give equally long answers and to send prompts equally often.
+    Answers are assumed to be as long, and prompts to be sent as often, as in the scored calls of one of
+    the user's programs or, for all other candidates, of all these candidates. Calls that use only
+    other models are not counted, so a model that is rarely called seems to be called each time.
 
     Args:
         slots: The search space.
@@ -77,6 +86,7 @@ class PromptPrices:
         self._count = token_counter()
         self._inputs: dict[tuple[str, ...], float] = {}  # mean number of tokens in inputs, keyed by fields
         self._sizes: dict[Candidate, dict[str, PromptSize]] = {}  # keyed by candidate and model
+        self._fits: dict[tuple[Candidate | None, str], UsageFit] = {}
         # The calls of each of the user's programs. The key None stands for all other candidates.
         self._calls: dict[Candidate | None, list[tuple[Candidate, Tokens]]] = defaultdict(list)
         for candidate, tokens in calls:
@@ -85,52 +95,35 @@ class PromptPrices:
 
     def of(self, candidate: Candidate) -> float | None:
         """Return the cost of `PREDICTIONS` predictions with a candidate, or None if it is unknown."""
-        usage_of = self._usage_of_program if candidate in self._slots.rivals else self._usage_of_student
+        usage = {}
         try:
-            usage = {model: usage_of(candidate, model) for model in self._sizes_of(candidate)}
+            for model, size in self._sizes_of(candidate).items():
+                fit = self._fit(candidate, model)
+                usage[model] = {
+                    "prompt_tokens": fit.times * size.total + fit.others,
+                    "cached_tokens": fit.times * size.prefix,
+                    "completion_tokens": fit.answer,
+                }
         except Exception:  # If the adapter or litellm fails, the other figures are still useful.
             return None
         cost = cost_of(usage)
         return None if cost is None or math.isnan(cost) else PREDICTIONS * cost
 
-    def _usage_of_program(self, candidate: Candidate, model: str) -> dict[str, float]:
-        """Return the mean token counts of a prediction with one of the user's programs."""
-        size = self._sizes_of(candidate)[model]
-        counted = [tokens.get(model, {}) for _, tokens in self._calls[candidate]]
-        counted = [counts for counts in counted if not counts.get(UNCOUNTED)]
-        prompt = _mean(counts.get("prompt_tokens", 0) for counts in counted)
-        return {
-            "prompt_tokens": prompt,
-            "cached_tokens": prompt * size.prefix / size.total,
-            "completion_tokens": _mean(counts.get("completion_tokens", 0) for counts in counted),
-        }
-
-    def _usage_of_student(self, candidate: Candidate, model: str) -> dict[str, float]:
-        """Return the expected token counts of a prediction with a candidate other than the user's programs.
-
-        The tokens in prompts are a linear function of the prompts' size, fitted to all calls.
-        """
-        sizes = []
-        prompts = []
-        answers = []
-        for caller, tokens in self._calls[None]:
-            # Omit calls without this model, because DSPy's cache may have answered for it.
-            if model in tokens and not tokens[model].get(UNCOUNTED):
-                sizes.append(self._sizes_of(caller)[model].total)
-                prompts.append(tokens[model].get("prompt_tokens", 0))
-                answers.append(tokens[model].get("completion_tokens", 0))
-        # Each predictor is assumed to be called at least once, because calls that DSPy's cache
-        # answered are not counted.
-        times = max(1.0, _mean(prompts) / _mean(sizes))
-        if len(set(sizes)) > 1:
-            times = min(times, max(1.0, linear_regression(sizes, prompts).slope))
-        others = max(0.0, _mean(prompts) - times * _mean(sizes))  # for example, retrieved passages
-        size = self._sizes_of(candidate)[model]
-        return {
-            "prompt_tokens": times * size.total + others,
-            "cached_tokens": times * size.prefix,
-            "completion_tokens": _mean(answers),
-        }
+    def _fit(self, candidate: Candidate, model: str) -> UsageFit:
+        """Return the usage of a model in the calls of a user's program or of all other candidates."""
+        group = candidate if candidate in self._slots.rivals else None
+        if (group, model) not in self._fits:
+            sizes = []
+            prompts = []
+            answers = []
+            for caller, tokens in self._calls[group]:
+                # Omit calls without this model, because DSPy's cache may have answered for it.
+                if model in tokens and not tokens[model].get(UNCOUNTED):
+                    sizes.append(self._sizes_of(caller)[model].total)
+                    prompts.append(tokens[model].get("prompt_tokens", 0))
+                    answers.append(tokens[model].get("completion_tokens", 0))
+            self._fits[group, model] = _fitted(sizes, prompts, answers)
+        return self._fits[group, model]
 
     def _sizes_of(self, candidate: Candidate) -> Mapping[str, PromptSize]:
         """Return the size of a candidate's prompts for each model."""
@@ -158,10 +151,16 @@ class PromptPrices:
         return self._inputs[fields]
 
 
-def _mean(numbers: Iterable[float]) -> float:
-    """Return the mean of numbers, or NaN if there are none."""
-    known = list(numbers)
-    return fmean(known) if known else math.nan
+def _fitted(sizes: Sequence[float], prompts: Sequence[float], answers: Sequence[float]) -> UsageFit:
+    """Return the usage fitted to calls, given the prompts' sizes and the token counts of each call."""
+    if not sizes:
+        return UsageFit(math.nan, math.nan, math.nan)
+    # Each predictor is assumed to be called at least once, because calls that DSPy's cache
+    # answered are not counted.
+    times = max(1.0, fmean(prompts) / fmean(sizes))
+    if len(set(sizes)) > 1:
+        times = min(times, max(1.0, linear_regression(sizes, prompts).slope))
+    return UsageFit(times, max(0.0, fmean(prompts) - times * fmean(sizes)), fmean(answers))
 
 
 def _digests_of_demos(lists: Iterable[Sequence[Any]]) -> tuple[str, ...]:

@@ -126,10 +126,10 @@ class FrontEntry(Alternative):
         prompt_tokens: Number of tokens in the candidate's prompts without inputs: the
             instructions and demos of all predictors, counted with GPT-4o's tokenizer.
         cost: Cost of 1,000 predictions in US dollars at litellm's list prices, or None if
-            unknown. Answers are assumed to be as long, and prompts to be sent as often, as in the
-            program's own calls or, for the student with any demos and instructions, in all of its
-            calls. Instructions and fixed demos are priced as cached tokens if the model has a price
-            for them.
+            unknown. Answers are assumed to be as long, and prompts to be sent as often, as in scored
+            calls. For the user's programs, these are the program's own calls. For other prompts, they
+            are the calls of all of them. Instructions and fixed demos are priced as cached tokens if
+            the model has a price for them.
         is_as_good: Whether the candidate qualifies for `program_with(within=.01)`.
         is_returned: Whether the candidate is the returned program.
     """

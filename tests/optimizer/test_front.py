@@ -216,6 +216,18 @@ class TestCost:
         assert own.cost < theirs.cost
         assert measured_cost(optimizer.program_with(within=1)) < theirs.cost
 
+    def test_the_cost_of_a_user_program_that_chooses_its_model_is_unknown(self, engine):
+        """The predictor's model differs from the model that is called."""
+
+        def ask_another(self, question):
+            with dspy.context(lm=fakes.lm_of(engine, "fake/other")):
+                return self.answer(question=question)
+
+        program = fakes.Program(ask_another, answer=dspy.Predict("question -> answer"))
+        _, optimizer = compiled(student(3), min_demos=3, programs={"theirs": program})
+        (theirs,) = (entry for entry in optimizer.report.front if entry.kind == "program")
+        assert theirs.cost is None
+
     @pytest.mark.parametrize("cached_price", [None], indirect=True)
     @pytest.mark.parametrize("program", [vote(), with_passages()])
     def test_arrangements_cost_as_much_as_the_students_calls(self, program, measured_engine, cached_price):
