@@ -1,5 +1,6 @@
 """Instructions to choose from: the student's own, the user's, the rivals' and proposed instructions."""
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -103,6 +104,7 @@ def usable_instructions(
     dropped = {}
     for name, predictor in program.named_predictors():
         own = Instruction(predictor.signature.instructions, OWN)
+        limit = max_tokens.get(name, math.inf)
         usable = {_prompt(predictor, earlier.text): earlier for earlier in (own, *known.get(name, ()))}
         unusable = []
         alternatives = list(instructions.get(name, ()))
@@ -117,7 +119,7 @@ def usable_instructions(
                 reason = "empty"
             elif prompt in usable:
                 reason = f"the prompt is the same as with {usable[prompt].origin}"
-            elif name in max_tokens and instruction_tokens(instruction.text) > max_tokens[name]:
+            elif instruction.origin != PLACEHOLDER and instruction_tokens(instruction.text) > limit:
                 reason = "too long for the model's context window"
             if reason:
                 unusable.append(replace(instruction, reason=reason))
