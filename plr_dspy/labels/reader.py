@@ -28,7 +28,7 @@ from plr_dspy.dspy_compat import (
 )
 from plr_dspy.errors import FatalLMError
 from plr_dspy.labels.outputs import LabelOutput
-from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, Value, without_none
+from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, Value, title_of, without_none
 from plr_dspy.statistics.arrays import Array
 
 BEFORE_LABEL = " \t\r\n\"'`*([{"  # characters that may precede a label in the same token, as in JSON
@@ -127,7 +127,9 @@ class LabelReader:
     _decision: Decision | None
     _predictor: dspy.Predict
     _other_ids: set[int]  # `id()` of each other predictor in the program
-    _starts_replies: bool  # whether replies start with the label, without a header
+    _title: (
+        str | None
+    )  # title that may precede a label at the start of replies, or None if another field is first
 
     def __call__(
         self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value, *rest: Value, **named: Value
@@ -254,7 +256,7 @@ class LabelReader:
         # The label cannot be located if the reply spells it differently, for example, "yes" for True.
         if not tokens or (label is not None and label.casefold() not in "".join(tokens).casefold()):
             return None
-        start = label_position(tokens, labels, label, name=output.name, starts_reply=self._starts_replies)
+        start = label_position(tokens, labels, label, name=output.name, title=self._title)
         return _reading_at(start, places, labels, label)
 
     def reading_for(self, answer: Value) -> Reading | None:
@@ -262,7 +264,7 @@ class LabelReader:
 
         If the answer has no label, return the last reading.
         """
-        label = self.label_output.label_of(answer)
+        label = self.label_output.text_of(answer)
         for reading in reversed(self.readings):
             if label is None or (reading is not None and reading.label == label):
                 return reading
@@ -295,8 +297,10 @@ def labels_read(
     predictors = dict(program.named_predictors())
     reader._predictor = predictors.pop(output.predictor)
     reader._other_ids = set(map(id, predictors.values()))
-    first_output = next(iter(reader._predictor.signature.output_fields))
-    reader._starts_replies = isinstance(adapter, PlainTextAdapter) and output.name == first_output
+    first_output = next(iter(reader._predictor.signature.output_fields.items()))
+    reader._title = None
+    if isinstance(adapter, PlainTextAdapter) and output.name == first_output[0]:
+        reader._title = title_of(*first_output)
     try:
         with dspy.context(adapter=reader):
             yield reader
@@ -421,16 +425,17 @@ def label_position(
     answered: str | None,
     *,
     name: str,
-    starts_reply: bool = False,
+    title: str | None = None,
 ) -> int:
     """Return the index of the token in which the label begins.
 
     Prefer labels directly after the header of the field `name`, then labels after this name at the
-    start of a line, then labels after this name anywhere, then all labels. If several labels follow a
-    header, or if `starts_reply` is true, find the first, because adapters ignore repeated fields.
-    Elsewhere, find the last occurrence of `answered`, because reasoning before the answer may mention
-    the label. If `answered` is None, find the first occurrence of any label. If no label occurs, return
-    the index of the token after the field's header, or 0 if the reply has no header.
+    start of a line, then labels after this name anywhere, then all labels. If there is a `title`,
+    prefer labels at the start of the reply, or after this title there. If several labels follow a
+    header, find the first, because adapters ignore repeated fields. Elsewhere, find the last occurrence
+    of `answered`, because reasoning before the answer may mention the label. If `answered` is None,
+    find the first occurrence of any label. If no label occurs, return the index of the token after
+    the field's header, or 0 if the reply has no header.
     """
     reply = "".join(tokens)
     ends = list(accumulate(map(len, tokens)))
@@ -444,12 +449,12 @@ def label_position(
     header = rf"(?:\[\[ ## {field} ## \]\]|\"{field}\"\s*:|<{field}>)"
     after_header = rf"{header}\W*?"
     beginnings = [after_header, rf"(?m:^)[^\w\n]*{field}(?!\w)\W*?", rf"(?<!\w){field}(?!\w)\W*?", ""]
-    if starts_reply:
-        beginnings = [""]
+    if title is not None:
+        beginnings = [rf"\A\s*(?:{re.escape(title)})?\W*?", ""]
     for beginning in beginnings:
         matches = list(re.finditer(beginning + label, reply, re.IGNORECASE))
         if matches:
-            if starts_reply or beginning == after_header:
+            if title is not None or beginning == after_header:
                 occurrence = 0
             return bisect_right(ends, matches[occurrence].start("label"))
     match = re.search(rf"{header}\W*", reply)

@@ -434,3 +434,11 @@ def test_plain_text_replies_may_mention_the_label_in_another_field(outputs):
     signature = dspy.Signature(f"text -> {outputs}").with_updated_fields("label", type_=KIND)
     _, (reading,) = asked(Scripted(*tokens), PlainTextAdapter(), program=dspy.Predict(signature))
     assert probabilities(reading) == pytest.approx([0.4, 0.6])
+
+
+def test_a_title_that_contains_a_label_is_not_the_answer():
+    tokens = ["Is Positive:", {" positive": 0.6, " negative": 0.4}]
+    program = classifier()
+    program.signature = program.signature.with_updated_fields("label", prefix="Is Positive:")
+    _, (reading,) = asked(Scripted(*tokens), PlainTextAdapter(), program=program)
+    assert probabilities(reading) == pytest.approx([0.4, 0.6])
