@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -128,7 +128,7 @@ def evaluate_programs(
     )
     _warn_of_identical_programs(rivals)
     runs = [_ProgramRun(rival, metrics, examples) for rival in rivals]
-    _make_calls(runs, partial(_identity, metrics, examples), options)
+    _make_calls(runs, metrics, options)
     indices = _examples_without_failure(runs, len(examples))
     answered = [examples[index] for index in indices]
     evaluations = {}
@@ -208,16 +208,14 @@ class _Options(Checked):
     accept_changes: Flag = False
 
 
-def _make_calls(
-    runs: Sequence[_ProgramRun], identity: Callable[[], dict[str, object]], options: _Options
-) -> None:
+def _make_calls(runs: Sequence[_ProgramRun], metrics: Mapping[str, Metric], options: _Options) -> None:
     """Call each program on each example, or reuse the call from the log of an earlier evaluation.
 
     Identical programs share their calls.
 
     Args:
         runs: One run for each program.
-        identity: A function that returns the facts, except the programs, that determine the scores.
+        metrics: The metrics that score each call, keyed by name.
         options: Arguments of `evaluate_programs`.
     """
     folder = None if options.log_dir is None else Path(options.log_dir)
@@ -225,11 +223,13 @@ def _make_calls(
     num_calls = len({run.rival.digest for run in runs}) * len(examples)
     slots = WholeProgramSlots([run.rival for run in runs])
     with (
-        open_log(folder, identity, accept_changes=options.accept_changes) as log,
+        open_log(
+            folder, partial(_identity, metrics, examples), accept_changes=options.accept_changes
+        ) as log,
         progress_bar(num_calls, display=options.display_progress, title="evaluate") as bar,
     ):
         log.repeat_failures()
-        runs[0].check_scores(log.earlier_records)
+        _check_scores(metrics, log.earlier_records)
         log.number_examples([digest(example) for example in examples])
         limits = {"num_threads": options.num_threads, "max_errors": options.max_errors}
         seen_digests: set[str] = set()
@@ -266,6 +266,19 @@ def _identity(metrics: Mapping[str, Metric], devset: Examples) -> dict[str, obje
     }
 
 
+def _check_scores(metrics: Mapping[str, Metric], records: Iterable[CallRecord]) -> None:
+    """Raise a ValueError if a logged call lacks a metric's score or, for a metric over a set, the label."""
+    answered = [record.value or {} for record in records if not record.outcome]
+    for name, metric in metrics.items():
+        for results in answered:
+            if name not in results or (isinstance(metric, SetMetric) and results[name][1] is None):
+                described = f"the metric {name}".strip()
+                raise UserError(
+                    f"log_dir must hold calls that {described} scored; got calls without such a score: pass another "
+                    "log_dir"
+                )
+
+
 class _ProgramRun(MetricWork):
     """A program's calls on the examples, scored with all metrics."""
 
@@ -281,21 +294,8 @@ class _ProgramRun(MetricWork):
         self.program = rival.program
         self.records: list[CallRecord] = []
         self._metrics = {name: MetricWork(metric, examples) for name, metric in metrics.items()}
-        self._needs_labels = {name: isinstance(metric, SetMetric) for name, metric in metrics.items()}
         for work in self._metrics.values():
             self.models += work.models
-
-    def check_scores(self, records: Iterable[CallRecord]) -> None:
-        """Raise a ValueError if a logged call lacks a metric's score or, for a metric over a set, the label."""
-        for record in records:
-            results = record.value or {}
-            for name, needs_label in self._needs_labels.items():
-                is_scored = name in results and not (needs_label and results[name][1] is None)
-                if not record.outcome and not is_scored:
-                    raise UserError(
-                        f"log_dir must hold calls that {f'the metric {name}'.strip()} scored; got calls without such a "
-                        "score: pass another log_dir"
-                    )
 
     def call_program(self, slots: WholeProgramSlots, candidate: Candidate, **options: Any) -> None:
         """Call the program on each example."""
