@@ -4,16 +4,16 @@ import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import dspy
 import pydantic
 
 from plr_dspy.data.examples import as_examples
 from plr_dspy.data.loading import HubSplit, load_file, load_hub_split
-from plr_dspy.dspy_compat import parse_value
+from plr_dspy.dspy_compat import allows_none, parse_value
 from plr_dspy.errors import UserError
-from plr_dspy.lm.plain_text_adapter import allows_none, without_none
+from plr_dspy.lm.plain_text_adapter import without_none
 
 
 def read_examples(
@@ -33,31 +33,44 @@ def read_examples(
     for predictor in program.predictors():
         for name, field in predictor.signature.fields.items():
             types[name] = field.annotation
+    converters = {name: FieldConverter(annotation) for name, annotation in types.items()}
     for example in examples:
         for name in example.keys() & types.keys():
-            example[name] = _converted(example[name], types[name])
+            example[name] = converters[name].converted(example[name])
     return examples
 
 
-def _converted(value: Any, annotation: Any) -> Any:
-    """Return a value as a field's type. Keep it if that fails, because later checks report invalid labels."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return value
-    if without_none(annotation) is str:
-        return str(value) if isinstance(value, (bool, int, float)) else value
-    if isinstance(value, str) and _is_valid(value, annotation):
-        return value
-    if value == "" and allows_none(annotation):
-        return None
-    with contextlib.suppress(ValueError):
-        return parse_value(value, annotation)
-    return value
+class FieldConverter:
+    """A converter of values to a field's type."""
 
+    def __init__(self, annotation: Any) -> None:
+        self._annotation = annotation
+        self._kind = without_none(annotation)
+        self._adapter: pydantic.TypeAdapter[Any] | None = None
+        with contextlib.suppress(pydantic.errors.PydanticUserError):
+            self._adapter = pydantic.TypeAdapter(annotation)
 
-def _is_valid(text: str, annotation: Any) -> bool:
-    """Return whether a field's type accepts text as it is. Parsing it as JSON might change it."""
-    try:
-        value: object = pydantic.TypeAdapter(annotation).validate_python(text, strict=True)
-    except (ValueError, pydantic.errors.PydanticUserError):
+    def converted(self, value: Any) -> Any:
+        """Return a value as the field's type. Keep it if that fails, because later checks report invalid labels."""
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return value
+        is_number = isinstance(value, (bool, int, float))
+        if is_number and (self._kind is str or str(value) in get_args(self._kind)):
+            return str(value)
+        if isinstance(value, str) and self._accepts(value):
+            return value
+        if value == "" and allows_none(self._annotation):
+            return None
+        with contextlib.suppress(ValueError):
+            return parse_value(value, self._annotation)
+        return value
+
+    def _accepts(self, text: str) -> bool:
+        """Return whether the field's type accepts text as it is. Parsing it as JSON might change it."""
+        if self._kind is str:
+            return True
+        if self._adapter is None:
+            return False
+        with contextlib.suppress(ValueError):
+            return bool(self._adapter.validate_python(text, strict=True) == text)
         return False
-    return value == text

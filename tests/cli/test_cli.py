@@ -414,6 +414,8 @@ def test_values_are_converted_to_the_types_of_the_fields(folder, kind):
         ("str | None", 7, "7"),
         ("str | None", "", ""),
         ("str | None", None, None),
+        ("Literal['1', '2']", 1, "1"),
+        ("Literal[1, 2]", "1", 1),
         ("int | None", "", None),
         ("Literal['yes', 'no'] | None", "", None),
         ("Literal['yes', 'no']", "", ""),
