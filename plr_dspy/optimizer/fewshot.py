@@ -301,7 +301,7 @@ class PLFewShot(LearningOptimizer):
                 "without demos: pass demos='fixed' or demos='auto' to try them with demos"
             )
         instructions = self._instructions(program)
-        slots = self._slots(program, examples, retrievable, attempts, instructions.by_predictor)
+        slots = self._slots(program, examples, retrievable, attempts, instructions.by_predictor, warns=True)
         if not (slots.slots or slots.alternatives or attempts):
             raise UserError(
                 f"there are no demos to choose from, because the {self.student_name} has no demos, and none of the "
@@ -403,6 +403,8 @@ class PLFewShot(LearningOptimizer):
         retrievable: Mapping[int, dspy.Example],
         attempts: Sequence[Attempt],
         instructions: Mapping[str, Sequence[Instruction]],
+        *,
+        warns: bool = False,
     ) -> PoolSlots:
         """Return the search space: instructions, and slots for demos, including the demos of `attempts`."""
         labeled = {} if self.candidates == "bootstrapped" else {**examples, **retrievable}
@@ -428,12 +430,12 @@ class PLFewShot(LearningOptimizer):
         )
         known = self._vectors.setdefault(self.embedder, {})
         retrieval_pools = make_pools(
-            program, retrieved, examples=retrievable, embedder=self.embedder, known=known
+            program, retrieved, examples=retrievable, embedder=self.embedder, known=known, warns=warns
         )
         if self.demos == "retrieved" and any(retrieved.values()) and not retrieval_pools:
             raise UserError(
-                f"demos must not be 'retrieved' if the inputs {NOT_COMPARABLE}: pass demos='fixed' or, if there is "
-                "text without words, an embedder"
+                f"demos must not be 'retrieved' if the inputs {NOT_COMPARABLE}: pass demos='fixed'. If the text only "
+                "lacks words, you can pass an embedder instead"
             )
         nearest = variations(self.max_demos, self.min_demos, max_tokens_of_predictor)
         return RetrievalSlots(program, fixed, nearest=nearest, retrieval_pools=retrieval_pools, **limits)

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"
-NOT_COMPARABLE = "contain no text to compare, only images, for example"
+NOT_COMPARABLE = "have no text to compare (for example, only images)"
 # Minimum size of pools in which frequent labels are preferred if there is no search. In
 # experiments, this preference raised scores with 1,000 demos but not with 100 (docs/evidence.md).
 LARGE_POOL = 320
@@ -83,16 +83,18 @@ def make_pools(
     examples: Mapping[int, dspy.Example],
     embedder: dspy.Embedder | None,
     known: dict[str, Array],
+    warns: bool,
 ) -> dict[str, Pool]:
     """Return a searchable pool for each predictor with demos to retrieve, keyed by predictor name.
 
-    Predictors are omitted, with a warning, if their inputs have no text to compare.
+    Predictors are omitted if their inputs have no text to compare.
 
     Args:
         program: The program whose predictors determine which fields to compare.
         retrieved: The demos that each predictor can retrieve, keyed by predictor name.
         examples: The examples from which the demos were made, keyed by trainset index.
         embedder, known: As in `Pool`.
+        warns: Whether to log a warning about the omitted predictors.
     """
     sources = {}
     for number, example in examples.items():
@@ -103,11 +105,12 @@ def make_pools(
     pools = {}
     for name, demos in retrieved.items():
         rows = [pooled.demo for pooled in demos]
-        if rows and not can_compare(predictors[name], rows, by_words=embedder is None):
+        can_retrieve = rows and can_compare(predictors[name], rows, by_words=embedder is None)
+        if rows and not can_retrieve and warns:
             logger.warning(
                 "no demos are retrieved for predictor %r, because its inputs %s", name, NOT_COMPARABLE
             )
-        elif rows:
+        if can_retrieve:
             pools[name] = Pool(
                 predictors[name],
                 rows,
