@@ -21,6 +21,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from enum import Enum
 from functools import cache, partial
@@ -285,9 +286,11 @@ def _parts_of_engine(lm: object) -> list[object]:
     engine = _own_engine(lm)
     if engine is None:
         return []
-    # Other attributes, such as counters, may change with each call.
-    dump_state = getattr(engine, "dump_state", dict)
-    return [_name(type(engine)), _without_access(dump_state())]
+    state: Mapping[str, object] = {}
+    # Other attributes, such as counters, may change with each call. Some engines cannot be saved.
+    with suppress(Exception):
+        state = engine.dump_state()  # type: ignore[attr-defined]
+    return [_name(type(engine)), _without_access(state)]
 
 
 def _addresses(lm: object) -> dict[str, str]:
