@@ -49,7 +49,9 @@ class CallRecord:
     label_logprobs: tuple[float, ...] | None = None  # log-probability of each label, if known
     unseen_labels: tuple[int, ...] = ()  # indices of labels whose log-probabilities are upper bounds
     refused: str = ""  # why no call can return log-probabilities, or empty
-    lacking: str = ""  # why this call returned no log-probabilities, or empty
+    lacking: str = (
+        ""  # why this call's log-probabilities are missing or do not explain its answer; else empty
+    )
     is_truncated: bool = False  # whether `max_tokens` cut off a reply
 
 
@@ -337,9 +339,11 @@ def open_log(
                 log.repeat_outside_failures()
             if log.identity != identity:
                 log.write_header(identity)
-            if log.tokens_before:
+            if log.earlier_records:
                 # Say "result", because a proposed instruction is one result of several calls.
-                logger.info("%s has %s from earlier runs", folder, count(len(log.tokens_before), "result"))
+                logger.info(
+                    "%s has %s from earlier runs", folder, count(len(log.earlier_records), "result")
+                )
             if log.failed_before:
                 calls = count(len(log.failed_before), "call")
                 errors = ", ".join(sorted(set(log.failed_before)))
