@@ -381,9 +381,11 @@ def read_replies(
     completed = [index for index, record in enumerate(records) if record.outcome != FAILED]
     if not completed:
         raise evaluator.nothing_ran_error(records)
-    if any(record.value and not record.lacking for record in records):
-        # Some answers are labels, so the others are probably deliberate, such as "unsure". Calibration does
-        # not change them. If no answer is a label, the program probably converts labels to other values.
+    num_labels = sum(bool(record.value) and not record.lacking for record in records)
+    num_others = sum(bool(record.lacking) for record in records)
+    if num_labels >= num_others:
+        # Most answers are labels, so the others are probably deliberate, such as "unsure". Calibration
+        # does not change them. Otherwise, the program probably converts labels to other values.
         records = [
             replace(record, value=None, label_logprobs=None) if record.lacking else record
             for record in records

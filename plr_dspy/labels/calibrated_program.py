@@ -54,9 +54,9 @@ class CalibratedProgram(dspy.Module):
     """A program that answers with the most probable label after calibration.
 
     ``prediction.probabilities`` maps each label to the label's calibrated probability, or is
-    None if the reply has no label probabilities. The program then keeps its own answer. However,
-    the program raises `NoProbabilities` if the model's first reply has no label probabilities.
-    Load a saved program with `load_program`.
+    None if the reply has no label probabilities. The program then keeps its own answer. But until a
+    reply has had log-probabilities, a reply without any raises `NoProbabilities`. Load a saved
+    program with `load_program`.
 
     Args, which are also attributes:
         program: A program with an output that is a Literal, an enum or a bool. The attribute is
@@ -87,9 +87,8 @@ class CalibratedProgram(dspy.Module):
             )
         self.program = ProgramFactory(program).build({})
         set_compiled(self.program, False)  # Otherwise, DSPy would not save the wrapped program.
-        self._models_with_logprobs: set[str] = (
-            set()
-        )  # names of the models that have returned log-probabilities
+        # Names of the models that have returned log-probabilities.
+        self._models_with_logprobs: set[str] = set()
         self._set(calibration, predictor)
 
     def forward(self, *args: Value, **inputs: Value) -> Value:

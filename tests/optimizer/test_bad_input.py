@@ -139,11 +139,7 @@ COMPILE = [
         {"trainset": [{"text": "t"}]},
         r"trainset must have columns for .*\['question'\]; got the columns \['text'\]",
     ),
-    (
-        Wrapped,
-        {"valset": [{"text": "t"}]},
-        r"valset must have columns for .*\['question'\].*pass inputs=",
-    ),
+    (Wrapped, {"valset": [{"text": "t"}]}, r"valset must have columns for .*\['question'\].*pass inputs="),
     (
         student,
         {"trainset": [dspy.Example(question=None)]},
