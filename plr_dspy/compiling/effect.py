@@ -1,9 +1,12 @@
 """The effect of calibration on the original's score, and the calibration of the returned program."""
 
+from scipy import special
+
+from plr_dspy.compiling.comparison import paired_gain_by_metric
 from plr_dspy.report.schema import CalibrationEffect
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.observations import CallRecords
-from plr_dspy.search.model.ordering_model import FittedModel
+from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel
 from plr_dspy.search.space import Candidate
 
 
@@ -20,13 +23,13 @@ def estimate_effect(
     if responses is None:
         return None
     answers = responses.answers
-    calibrated = answers.estimate(fitted.orderings.index(original)).after
-    if fitted.calibrates_answers:
-        # The search compared calibrated scores, so use the model's shrunk estimate.
-        calibrated = fitted.expected_scores(original)[original]
+    score = fitted.as_it_is(original)
+    # The offsets were fitted to the same answers, so use the model's shrunk estimate of the gain.
+    gain = answers.gain_of_calibration(fitted.orderings.index(original)).summary()
     return CalibrationEffect(
-        original=round(fitted.as_it_is(original), 6),
-        original_calibrated=round(calibrated, 6),
+        original=round(score, 6),
+        original_calibrated=round(fitted.clip(score + float(gain.expected[0])), 6),
+        probability=round(float(gain.above[0]), 6),
         offsets=list(answers.rounded_offsets(fitted.orderings.index(chosen))),
         applied=applied and fitted.calibrates_answers,
         shares=list(answers.calibrated_shares),
@@ -40,8 +43,25 @@ def effect_on_set_metric(
     fitted: FittedModel,
     original: Candidate,
 ) -> CalibrationEffect:
-    """Return a copy of `effect` in which the original's scores are measured with the metric itself."""
-    calibrated_labels = fitted.calibrated_labels(original)
-    before = metric.value(metric.answers(records[original], {}).items())
-    after = metric.value(metric.answers(records[original], calibrated_labels).items())
-    return effect.model_copy(update={"original": round(before, 6), "original_calibrated": round(after, 6)})
+    """Return a copy of `effect` in which the original's scores are measured with the metric itself.
+
+    The offsets were fitted to the same answers, so the gain is shrunk (W. James and C. Stein, 1961).
+    """
+    before = metric.answers(records[original], {})
+    after = metric.answers(records[original], fitted.calibrated_labels(original))
+    measured = paired_gain_by_metric(metric, before, after)
+    value = metric.value(before.items())
+    gain = 0.0
+    probability = 0.5
+    if measured is not None and measured.gain:
+        low, high = measured.interval
+        error = (high - low) / (2 * DEVIATIONS) / measured.gain  # relative to the gain
+        gain = measured.gain * max(0.0, 1.0 - error**2)
+        probability = float(special.ndtr(1.0 / error)) if error else float(gain > 0)
+    return effect.model_copy(
+        update={
+            "original": round(value, 6),
+            "original_calibrated": round(value + gain, 6),
+            "probability": round(probability, 6),
+        }
+    )

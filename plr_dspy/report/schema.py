@@ -249,6 +249,7 @@ class CalibrationEffect(Part):
         applied: Whether the returned program is calibrated.
         shares: For each label, the share of answers that calibration aims for. Empty if
             calibration does not improve a metric over a set.
+        probability: Probability that calibration increases the original's score.
     """
 
     original: float
@@ -256,6 +257,7 @@ class CalibrationEffect(Part):
     offsets: list[float]
     applied: bool = False
     shares: list[float] = []
+    probability: float = 0.0
 
 
 class ProgramState(Part):

@@ -208,10 +208,10 @@ def _baselines(report: ReportData) -> list[Alternative]:
 def _verdict(report: ReportData) -> Iterator[str]:
     """Explain the result of the run, and say how to reduce the uncertainty."""
     comparison = report.comparison
-    if report.settings.get("scored_on", "train examples") != "train examples":
-        yield "the order was chosen according to label probabilities, so its score is not known"
-    elif report.is_unfinished:
+    if report.is_unfinished:
         yield from _why_nothing_is_returned(report)
+    elif not _is_scored_on_examples(report) and report.stop_reason is StopReason.ALL_ASKED:
+        yield "the order was chosen according to label probabilities, so its score is not known"
     elif report.original_stays:
         yield f"{name_of_student(report)} is kept: {_why_original_is_kept(report)}"
         yield from _advice(report)
@@ -232,13 +232,19 @@ def _why_nothing_is_returned(report: ReportData) -> Iterator[str]:
 
     Do not suggest resuming after unparsable replies, because the run would end in the same way.
     """
-    if not report.settings.get("num_selection"):  # A race of programs has no optimizer.
+    # A race of programs has no optimizer.
+    if _is_scored_on_examples(report) and not report.settings.get("num_selection"):
         yield "the run did not finish, so no program was chosen"
     else:
         best = "your program" if report.original_stays else "the best program so far"
         yield f"the run did not finish, so nothing was returned; optimizer.best_program is {best}"
     if report.stop_reason is not StopReason.UNREADABLE:
         yield "if log_dir is set, repeat the run with the same arguments to resume it"
+
+
+def _is_scored_on_examples(report: ReportData) -> bool:
+    """Return whether the method scores orders on examples, instead of by label probabilities alone."""
+    return bool(report.settings.get("scored_on", "train examples") == "train examples")
 
 
 def _may_be_chance(comparison: Comparison) -> bool:
@@ -255,10 +261,14 @@ def _why_original_is_kept(report: ReportData) -> str:
             return "nothing was compared with it"
         if report.stop_reason is StopReason.NO_DIFFERENCE:
             return "no prompt scored higher than another"
+        if not _is_scored_on_examples(report):
+            return "the run ended before orders could be compared"
+        if report.original.name:  # Only races name the original, and races have no final comparison.
+            return "no other program was scored on all examples of the first round"
         return "no other program was scored on enough examples of the final comparison"
     best = _best_other(report)
     if best is None or not report.settings.get("racing", True):
-        if report.original.name:  # Only races name the original, and races have no final comparison.
+        if report.original.name:
             return "no other program is expected to do better"
         # Programs outside the comparison, for example with random demos, may be expected to do better.
         return "no other program in the final comparison is expected to do better"
@@ -345,6 +355,8 @@ def _advice(report: ReportData) -> Iterator[str]:
     is_enough = evidence.num_compared >= ENOUGH_COMPARED * num_usable
     if is_enough or not racing or budget >= settings.get("most_useful_calls", math.inf):
         yield MORE_EXAMPLES
+    elif report.stop_reason in (StopReason.STOP_AT_SCORE, StopReason.PATIENCE):
+        yield f"the search ended early ({report.stopped}): without this limit, it would make more calls"
     else:
         limit = LIMITS.get(report.stop_reason, "max_metric_calls")
         yield f"a larger budget ({limit}) would reduce the uncertainty"
@@ -408,14 +420,13 @@ def _calibration(report: ReportData) -> Iterator[str]:
             )
         yield f"calibrated: {assumption}; at every call, the program needs a model that returns label probabilities"
         return
-    share_answered = 1.0 - report.original.num_failed / max(1, report.original.num_calls)
-    calibrated_score = share_answered * effect.original_calibrated
+    calibrated_score = effect.original_calibrated
     returned_score = effect.original
     if report.comparison is not None:
         returned_score = max(returned_score, report.comparison.expected_chosen[0])
-    if calibrated_score > returned_score + CLOSE * abs(returned_score) and not report.settings.get(
-        "calibrate"
-    ):
+    is_better = calibrated_score > returned_score + CLOSE * abs(returned_score)
+    is_certain = effect.probability >= MIN_WIN_PROBABILITY
+    if is_better and is_certain and not report.settings.get("calibrate"):
         score = f"if calibrated, your program is expected to score {calibrated_score:.3f}"
         # `calibrate=True` cannot be combined with `programs`.
         argument = "" if report.programs else ", or calibrate=True"

@@ -258,7 +258,8 @@ def test_without_calibrate_reports_estimate_the_effect_of_calibration():
     effect = report.calibration
     # Orders differ only in how strongly they bias the answers towards a label.
     assert effect.original_calibrated > effect.original + 0.05
-    assert "use BatchCalibration, or calibrate=True" in str(report)
+    assert 0.5 < effect.probability < 0.9
+    assert "BatchCalibration" not in str(report), "the gain may be chance"
     assert Report.model_validate(json.loads(json.dumps(report.to_dict()))) == report
     _, report = go(Engine(), signal="score")
     assert report.calibration is None

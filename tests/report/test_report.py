@@ -386,16 +386,16 @@ class TestText:
         )
         assert "BatchCalibration" not in str(by_hand([0, 1], random=random))
 
-    @pytest.mark.parametrize(("calibrated", "advised"), [(0.9, True), (0.82, False)])
-    def test_calibration_is_advised_if_it_is_expected_to_score_more(self, calibrated, advised):
-        """The returned program scores .62. A quarter of the calls failed, and calibration cannot change that."""
-        text = str(
-            by_hand(
-                calibration=CalibrationEffect(
-                    original=0.5, original_calibrated=calibrated, offsets=[0.1, -0.1]
-                )
-            )
+    @pytest.mark.parametrize(
+        ("calibrated", "probability", "advised"),
+        [(0.675, 0.9, True), (0.675, 0.8, False), (0.62, 0.9, False)],
+    )
+    def test_calibration_is_advised_if_it_probably_scores_more(self, calibrated, probability, advised):
+        """The returned program scores .62."""
+        effect = CalibrationEffect(
+            original=0.5, original_calibrated=calibrated, probability=probability, offsets=[0.1, -0.1]
         )
+        text = str(by_hand(calibration=effect))
         assert (
             "if calibrated, your program is expected to score 0.675: use BatchCalibration" in text
         ) == advised
@@ -606,7 +606,8 @@ class TestText:
         assert "a larger budget" not in text
 
     def test_an_order_chosen_by_label_probabilities_has_no_score(self):
-        text = str(by_hand(comparison=None, candidates=[], settings={"scored_on": "probing inputs"}))
+        options = {"comparison": None, "candidates": [], "stop_reason": StopReason.ALL_ASKED}
+        text = str(by_hand(settings={"scored_on": "probing inputs"}, **options))
         assert "chosen according to label probabilities, so its score is not known" in text
         assert "your program, 2 demos" not in text
 
