@@ -32,6 +32,7 @@ from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.programs.checks import Count, Number, Positive, WholeNumber, arguments
 from plr_dspy.programs.fingerprint import digest
+from plr_dspy.programs.made_with import record_settings
 from plr_dspy.programs.splits import value_key
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.evaluator import SEARCH, Evaluator
@@ -482,5 +483,6 @@ class DEmO(LabelOptimizer):
             for ordering, mean in fairest_first[: self.num_kept]
         ]
         program = PerInputOrder(setup.program, orders)
+        record_settings(program)
         set_compiled(program, True)
         return FinishedProgram(program)

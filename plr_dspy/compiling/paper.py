@@ -157,7 +157,8 @@ class PaperRun(CompileRun):
         """Return the original, the best orders and, if planned, the distribution's mode and draws from it."""
         plan = self.plan
         assert isinstance(plan, PaperPlan)
-        finalists = [self.original, *self.best()[: plan.num_best_seen]]
+        best = [candidate for candidate in self.best() if candidate != self.original]
+        finalists = [self.original, *best[: plan.num_best_seen]]
         if plan.with_mode:
             finalists.append(self.search.mode())
         finalists += self.search.draw(plan.num_final_draws)

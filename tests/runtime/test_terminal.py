@@ -164,7 +164,7 @@ def test_lines_of_configured_logging_are_shown_once_above_the_bar(terminal):
         ({"metric": lambda e, p: 1}, r"your program is kept: .*; 60 calls; every score was 1 in 60 calls"),
         ({"num_demos": 1}, r"your program is kept: .*; 0 calls; all choices give the same prompt"),
         ({"kind": StaticOrder}, r"your program is kept: .*; 0 calls; .*"),
-        ({"kind": TopKOrder}, r"your program is kept: .*; 154 calls; all iterations done"),
+        ({"kind": TopKOrder}, r"your program is kept: .*; 165 calls; all iterations done"),
     ],
 )
 def test_the_last_line_states_the_result(terminal, options, ending):
