@@ -82,12 +82,13 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, share_known=0.0, num_la
 
 
 def calibration_of(fitted, ordering):
-    """Return an ordering's offsets, and its expected scores without and with calibration."""
+    """Return an ordering's offsets, its expected score without calibration, and its gain from calibration."""
     if fitted.responses is None or ordering not in fitted.orderings:
         return None
     answers = fitted.responses.answers
     number = fitted.orderings.index(ordering)
-    return [*answers.rounded_offsets(number), *answers.estimate(number)]
+    gain = answers.gain_of_calibration(number).summary().expected
+    return [*answers.rounded_offsets(number), answers.score_as_it_is(number), *gain.tolist()]
 
 
 def numbers_of_fit(fitted, space, orderings):
@@ -96,8 +97,8 @@ def numbers_of_fit(fitted, space, orderings):
     calibrations = []
     for ordering in orderings[:9]:
         if calibration := calibration_of(fitted, ordering):
-            first_offset, *_, before, after = calibration
-            calibrations += [first_offset, before, after]
+            first_offset, *_, score, gain_of_calibration = calibration
+            calibrations += [first_offset, score, gain_of_calibration]
     ways = estimate_effect(fitted, best, best, applied=False)
     return {
         "gain": [gain.expected, gain.probability, gain.deviation, gain.probability_alike],

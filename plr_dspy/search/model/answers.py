@@ -33,13 +33,6 @@ class Revision(NamedTuple):
     shares: tuple[float, ...]  # target shares of the labels, [L]; empty if answers are not calibrated
 
 
-class CalibrationEstimate(NamedTuple):
-    """The expected scores of an ordering without and with calibration."""
-
-    before: float  # expected mean score without calibration
-    after: float  # expected mean score with calibration
-
-
 class CalibratedLabels(NamedTuple):
     """The answers of orderings after calibration to given label shares."""
 
@@ -209,26 +202,19 @@ class Answers:
         """Return the rounded offsets that calibrate an ordering's answers, ``[L]``."""
         return tuple(self.calibrated_labels.offsets[number].tolist())
 
-    def estimate(self, number: int) -> CalibrationEstimate:
-        """Return an ordering's expected scores without and with calibration."""
+    def score_as_it_is(self, number: int) -> float:
+        """Return an ordering's expected score without calibration."""
         if self._calls.is_program[number]:
-            before, gain, _ = self.corrected(number)
-            scores = self._labels.scores
-            before, after = np.clip([before, before + gain], scores.min(), scores.max()).tolist()
-            return CalibrationEstimate(before, after)
+            score, _, _ = self.corrected(number)
+            return float(np.clip(score, self._labels.scores.min(), self._labels.scores.max()))
         weights = self._weights
-        before, after = (self._own_expected_scores(number, weights.columns) @ weights.of_columns).tolist()
+        score = float(self._own_expected_scores(number, weights.columns)[0] @ weights.of_columns)
         is_called = self._calls.scored.known[number]
         is_unread = is_called & ~self._labels.known[number]
         if is_unread.any():
             share = is_unread.sum() / is_called.sum()
-            mean_score = self._call_scores[number, is_unread].mean()
-            before = float((1 - share) * before + share * mean_score)
-            # Correct `after` only if calibrated answers are scored. Otherwise, a calibrated program
-            # may still read labels from these replies.
-            if self._are_calibrated:
-                after = float((1 - share) * after + share * mean_score)
-        return CalibrationEstimate(before, after)
+            score = float((1 - share) * score + share * self._call_scores[number, is_unread].mean())
+        return score
 
     def corrected(self, number: int) -> tuple[float, float, Array]:
         """Return an ordering's uncalibrated score, its gain from calibration, and the errors of this gain.

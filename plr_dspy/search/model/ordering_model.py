@@ -238,7 +238,7 @@ class FittedModel:
             expected = float(self.process.mean[number])
         else:
             own = self.responses.answers.corrected(number)[0]
-            expected = self.responses.answers.estimate(number).before
+            expected = self.responses.answers.score_as_it_is(number)
         margin = 0.0 if self.calibrates_answers else MOST_SHRUNK * self._error(ordering)
         return self.clip(min(max(expected, own - margin), own + margin))
 
