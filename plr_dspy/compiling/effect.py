@@ -1,5 +1,6 @@
 """The effect of calibration on the original's score, and the calibration of the returned program."""
 
+import numpy as np
 from scipy import special
 
 from plr_dspy.compiling.comparison import paired_gain_by_metric
@@ -26,9 +27,11 @@ def estimate_effect(
     score = fitted.as_it_is(original)
     # The offsets were fitted to the same answers, so use the model's shrunk estimate of the gain.
     gain = answers.gain_of_calibration(fitted.orderings.index(original)).summary()
+    label_scores = responses.labels.scores
+    calibrated = np.clip(score + gain.expected[0], label_scores.min(), label_scores.max())
     return CalibrationEffect(
         original=round(score, 6),
-        original_calibrated=round(fitted.clip(score + float(gain.expected[0])), 6),
+        original_calibrated=round(float(calibrated), 6),
         probability=round(float(gain.above[0]), 6),
         offsets=list(answers.rounded_offsets(fitted.orderings.index(chosen))),
         applied=applied and fitted.calibrates_answers,
@@ -45,7 +48,8 @@ def effect_on_set_metric(
 ) -> CalibrationEffect:
     """Return a copy of `effect` in which the original's scores are measured with the metric itself.
 
-    The offsets were fitted to the same answers, so the gain is shrunk (W. James and C. Stein, 1961).
+    The offsets were fitted to the same answers, so the gain is shrunk by the share of its square that
+    is expected from noise alone.
     """
     before = metric.answers(records[original], {})
     after = metric.answers(records[original], fitted.calibrated_labels(original))
@@ -55,9 +59,11 @@ def effect_on_set_metric(
     probability = 0.5
     if measured is not None and measured.gain:
         low, high = measured.interval
-        error = (high - low) / (2 * DEVIATIONS) / measured.gain  # relative to the gain
-        gain = measured.gain * max(0.0, 1.0 - error**2)
-        probability = float(special.ndtr(1.0 / error)) if error else float(gain > 0)
+        relative_error = (high - low) / (2 * DEVIATIONS) / measured.gain
+        gain = measured.gain * max(0.0, 1.0 - relative_error**2)
+        probability = float(gain > 0)
+        if relative_error:
+            probability = float(special.ndtr(1.0 / relative_error))
     return effect.model_copy(
         update={
             "original": round(value, 6),

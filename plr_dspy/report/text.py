@@ -356,7 +356,7 @@ def _advice(report: ReportData) -> Iterator[str]:
     if is_enough or not racing or budget >= settings.get("most_useful_calls", math.inf):
         yield MORE_EXAMPLES
     elif report.stop_reason in (StopReason.STOP_AT_SCORE, StopReason.PATIENCE):
-        yield f"the search ended early ({report.stopped}): without this limit, it would make more calls"
+        yield f"more calls would reduce the uncertainty, but the search ended early ({report.stopped})"
     else:
         limit = LIMITS.get(report.stop_reason, "max_metric_calls")
         yield f"a larger budget ({limit}) would reduce the uncertainty"

@@ -588,6 +588,20 @@ class TestText:
         text = str(by_hand(others=[(0.1, 0.8)], evidence=evidence, settings=settings, stop_reason=reason))
         assert f"\na larger budget ({limit}) would reduce the uncertainty" in text
 
+    @pytest.mark.parametrize("reason", [StopReason.STOP_AT_SCORE, StopReason.PATIENCE])
+    def test_a_search_that_ended_early_needs_no_larger_budget(self, reason):
+        evidence = Evidence(num_met=40, num_differing=9, num_compared=4)
+        settings = {"most_useful_calls": 302}
+        text = str(by_hand(others=[(0.1, 0.8)], evidence=evidence, settings=settings, stop_reason=reason))
+        assert "more calls would reduce the uncertainty, but the search ended early" in text
+        assert "larger budget" not in text
+
+    @pytest.mark.parametrize("reason", [StopReason.INTERRUPTED, StopReason.TIME])
+    def test_no_order_is_chosen_by_label_probabilities_if_the_run_ends_early(self, reason):
+        options = {"comparison": None, "candidates": [], "stop_reason": reason}
+        text = str(by_hand([0, 1], settings={"scored_on": "probing inputs"}, **options))
+        assert "the order was chosen" not in text
+
     @pytest.mark.parametrize(
         ("ordering", "other", "is_advised"),
         [
