@@ -143,7 +143,7 @@ def propose_from_failures(open_compile: OpenCompile, failures: Mapping[int, Orde
     shown = [(prompt, setup.scored_examples[example]) for prompt, example in cells]
     budget = open_compile.evaluator.budget
     proposals: list[Proposal] = []
-    with budget.other_model(None, SHARE):
+    with budget.other_model(SHARE):
         for name, instructions in slots.alternatives.items():
             examples = _reflective_examples(name, records)
             if examples:

@@ -101,11 +101,12 @@ class Budget:
         self.limit_reached = None
 
     @contextmanager
-    def other_model(self, expected_cost: float | None, share: float) -> Iterator[None]:
+    def other_model(self, share: float) -> Iterator[None]:
         """Within the context, estimate cost and time from calls to another model.
 
         These calls may use the fraction `share` of the cost and time limits, in addition to what
-        was used before. On exit, the previous estimates and reserves are restored.
+        was used before. Set their expected cost with `expect()`. On exit, the previous estimates and
+        reserves are restored.
         """
         of_model = (
             "expected_cost",
@@ -124,7 +125,7 @@ class Budget:
         if self.max_seconds is not None:
             used = max(used, (start - self._started) / self.max_seconds)
         self.reserve(0)
-        self.expect(expected_cost)
+        self.expect(None)
         self.share = min(1.0, used + share)
         try:
             yield

@@ -193,7 +193,8 @@ class TestTimeAndCalls:
         clock[0] = 10.0
         budget.reserve(50)
         left = budget.estimated_calls_left
-        with budget.other_model(5, share=0.1):
+        with budget.other_model(share=0.1):
+            budget.expect(5)
             assert make(budget, 5, 5, 5) == 2
             assert budget.limit_reached == StopReason.COST
             clock[0] = 20.0
@@ -201,7 +202,8 @@ class TestTimeAndCalls:
         assert budget.cost == 30
         assert budget.largest_cost == 1
         assert left > budget.estimated_calls_left == int((100 - 31) / MARGIN)
-        with budget.other_model(0, share=0.1):
+        with budget.other_model(share=0.1):
+            budget.expect(0)
             clock[0] = 61.0
             assert begun(budget) == 0
             assert budget.limit_reached == StopReason.TIME
