@@ -41,6 +41,14 @@ class TestTopKOrder:
         assert sum(round_.num_new for round_ in report.history) == 40
         assert report.program_calls["total"] == 40 * 20 + len(report.candidates) * 30
 
+    @pytest.mark.parametrize("seed", range(6))
+    def test_another_order_is_compared_even_if_the_original_scored_best(self, engine, seed):
+        optimizer = TopKOrder(
+            exact_match, num_candidates=6, num_finalists=1, seed=seed, num_threads=1, display_progress=False
+        )
+        optimizer.compile(student(), trainset=EXAMPLES)
+        assert optimizer.report.comparison is not None
+
     def test_defaults_are_those_of_the_paper(self, engine):
         estimate = TopKOrder(exact_match).estimate(student(8), trainset=EXAMPLES[:108])
         assert "search 18,000, final comparison 220" in str(estimate)
