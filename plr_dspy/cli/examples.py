@@ -29,13 +29,12 @@ def read_examples(
     )
     if not examples:
         raise UserError(f"{source} must contain at least one example; got no rows: add rows with examples")
-    types: dict[str, Any] = {}
+    converters = {}
     for predictor in program.predictors():
         for name, field in predictor.signature.fields.items():
-            types[name] = field.annotation
-    converters = {name: FieldConverter(annotation) for name, annotation in types.items()}
+            converters[name] = FieldConverter(field.annotation)
     for example in examples:
-        for name in example.keys() & types.keys():
+        for name in example.keys() & converters.keys():
             example[name] = converters[name].converted(example[name])
     return examples
 

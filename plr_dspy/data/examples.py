@@ -72,9 +72,8 @@ def as_examples(
             continue
         if undeclared_inputs is None:
             undeclared_inputs = _inferred_inputs(program, _columns(sequence), name, program_name)
-        _check_values(
-            row, [column for column in undeclared_inputs if column not in optional], needed, row_name
-        )
+        required = [column for column in undeclared_inputs if column not in optional]
+        _check_values(row, required, needed, row_name)
         example = row if isinstance(row, dspy.Example) else dspy.Example(dict(row))
         examples.append(example.with_inputs(*undeclared_inputs))
     return examples

@@ -127,9 +127,8 @@ class LabelReader:
     _decision: Decision | None
     _predictor: dspy.Predict
     _other_ids: set[int]  # `id()` of each other predictor in the program
-    _title: (
-        str | None
-    )  # title that may precede a label at the start of replies, or None if another field is first
+    # The title that may precede a label at the start of replies. None if replies start otherwise.
+    _title: str | None
 
     def __call__(
         self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value, *rest: Value, **named: Value
