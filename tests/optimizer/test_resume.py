@@ -605,12 +605,12 @@ class TestFailed:
         for num_before, metric in ((0, "#one"), (2, "#other")):
             with open_log(tmp_path, lambda metric=metric: {"metric": metric}) as log:
                 assert not log.earlier_records
-                assert log.tokens_before == [tokens] * num_before
+                assert len(log.tokens_before) == num_before
                 log.add(("bootstrapped", 0), CallRecord(None, value={}), tokens)
                 log.add(("scored", 1), CallRecord(None, WRONG, "AdapterParseError"), tokens)
         with open_log(tmp_path, lambda: {"metric": "#other"}) as log:
             assert len(log.earlier_records) == 2
-            assert log.tokens_before == [tokens] * 4
+            assert log.tokens_before == [tokens, tokens, tokens, tokens]
 
     def test_failed_calls_that_the_search_used_are_kept(self, tmp_path, engine):
         def metric(example, prediction):

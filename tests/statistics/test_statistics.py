@@ -120,7 +120,7 @@ class TestIntervals:
     @pytest.mark.parametrize("num_different", range(4))
     def test_small_differences_on_few_examples_do_not_imply_certainty(self, num_different):
         """A few differences of .01 say little about the examples that have not been scored."""
-        differences = [0.01] * num_different + [0.0] * (10 - num_different)
+        differences = np.where(np.arange(10) < num_different, 0.01, 0.0).tolist()
         low, high = limited_interval(differences, 1.0)
         assert (low, high) == paired_interval(differences, largest=1.0 / (num_different + 1))
         assert high > 0.04
